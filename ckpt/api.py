@@ -1,0 +1,184 @@
+"""The library: open a checkpoint of any format, convert it into another.
+
+`prepare` reads, plans and says what will happen without writing anything; a `Conversion` then
+runs. `convert` does both. The command line is a thin layer over these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ckpt.registry as registry
+from ckpt.errors import LossRefused
+from ckpt.execute import check_output, check_space, execute
+from ckpt.format import DEFAULT_SHARD_BYTES, Format, Part, ReadOptions, WeightDType, WriteOptions
+from ckpt.model import Checkpoint
+from ckpt.names import rename
+from ckpt.note import Note, NoteKind
+from ckpt.plan import WritePlan
+from ckpt.ties import tie_equal_weights
+
+__all__ = ["Conversion", "convert", "open_checkpoint", "prepare"]
+
+PathLike = str | os.PathLike[str]
+
+
+def open_checkpoint(
+    path: PathLike,
+    *,
+    tag: str | None = None,
+    key: str | None = None,
+    rename_rules: Sequence[str] = (),
+    param_order: Sequence[str] | None = None,
+    model: str | None = None,
+    weights_only: bool = False,
+    need_optimizer: bool = True,
+) -> Checkpoint:
+    """The training state at `path`, of any format that can be read. No tensor data is touched.
+
+    Args:
+        path: a file, a folder, or the root of a DeepSpeed job.
+        tag: the DeepSpeed save, when not the one in `latest`.
+        key: dotted path of the model's state dict in a dict that holds several.
+        rename_rules: `REGEX=REPLACEMENT` for names, applied after wrapper prefixes are gone.
+        param_order: FQNs in the optimizer's order, where its states are numbered.
+        model: `package.module:factory`, built on the meta device for the order of its names.
+        weights_only: leave the optimizer and the rest of the job out.
+        need_optimizer: False to get the weights, with a note, when the optimizer's parameters
+            cannot be told apart.
+
+    Raises:
+        CkptError: see `ckpt.errors`; the message says what to do.
+    """
+    source = Path(path)
+    order = None if param_order is None else tuple(param_order)
+    options = ReadOptions(tag, key, order, model, need_optimizer and not weights_only)
+    found = registry.detect(source)
+    assert found.read is not None, "detect returns formats that can be read"
+    checkpoint = rename(found.read(source, options), rename_rules)
+    return checkpoint.without_job() if weights_only else checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A conversion that is planned and not begun.
+
+    Attributes:
+        notes: everything it drops, casts, renames or makes up.
+        output: the file or folder that will appear.
+    """
+
+    checkpoint: Checkpoint
+    target: Format
+    output: Path
+    plan: WritePlan
+    notes: tuple[Note, ...]
+    digest: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tensors to be written."""
+        return self.plan.nbytes
+
+    def run(self, progress: Callable[[int], None] | None = None) -> Path:
+        """Write the output; returns its path. See `ckpt.execute.execute`."""
+        execute(self.plan, self.output, self.digest, progress)
+        return self.output
+
+
+def prepare(
+    source: PathLike,
+    to: str,
+    output: PathLike | None = None,
+    *,
+    tag: str | None = None,
+    key: str | None = None,
+    rename_rules: Sequence[str] = (),
+    param_order: Sequence[str] | None = None,
+    model: str | None = None,
+    weights_only: bool = False,
+    dtype: WeightDType | str | None = None,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    hf_config: PathLike | None = None,
+    overwrite: bool = False,
+    allow_loss: bool = False,
+) -> Conversion:
+    """Plan a conversion; reads metadata only (and possibly tied weights), writes nothing.
+
+    Args:
+        to: the target format, one of `ckpt formats`.
+        output: default: a name beside the source made of its name and the format.
+        dtype: of floating-point parameters; None keeps fp32 master weights where there are any.
+        max_shard_bytes: largest safetensors file.
+        hf_config: folder whose config and tokenizer files go along.
+        overwrite: replace an output that is there, once the new one is complete.
+        allow_loss: go on although something is lost that the target could hold.
+        Others: see `open_checkpoint`.
+
+    Raises:
+        CkptError: see `ckpt.errors`; the message says what to do.
+    """
+    target = registry.target(to)
+    path = Path(source)
+    goal = Path(output) if output is not None else default_output(path, target)
+    if path.exists():
+        check_output(goal, path, overwrite=overwrite)
+    keeps_optimizer = Part.OPTIMIZER in target.keeps and not weights_only
+    whole = open_checkpoint(
+        path, tag=tag, key=key, rename_rules=rename_rules, param_order=param_order, model=model,
+        need_optimizer=keeps_optimizer,
+    )  # fmt: skip
+    checkpoint = tie_equal_weights(whole)
+    losses = _losses(checkpoint, target, weights_only)
+    if weights_only:
+        checkpoint = checkpoint.without_job()
+    options = WriteOptions(
+        None if dtype is None else WeightDType(dtype),
+        max_shard_bytes,
+        None if hf_config is None else Path(hf_config),
+    )
+    assert target.plan is not None, "registry.target returns formats that can be written"
+    plan = target.plan(checkpoint, options)
+    notes = (*checkpoint.notes, *losses, *plan.notes)
+    refused = [note for note in notes if note.needs_consent]
+    if refused and not allow_loss:
+        told = "; ".join(str(note) for note in refused)
+        raise LossRefused(f"{path}: {told}. Convert with --allow-loss to go on without.")
+    check_space(plan, goal)
+    asked = (to, options, tag, key, tuple(rename_rules), param_order, model, weights_only)
+    return Conversion(checkpoint, target, goal, plan, notes, _digest(path, repr(asked)))
+
+
+def convert(source: PathLike, to: str, output: PathLike | None = None, **options: object) -> Path:
+    """Convert a checkpoint; returns the path of the output. Options: see `prepare`."""
+    return prepare(source, to, output, **options).run()  # type: ignore[arg-type]
+
+
+def default_output(source: Path, target: Format) -> Path:
+    """`zero3/` becomes `zero3-hf`, `ddp.pt` to `dcp` becomes `ddp-dcp`, `dcp/` `dcp-torch.pt`."""
+    resolved = source.resolve()
+    stem = resolved.stem if resolved.is_file() else resolved.name
+    return source.parent / f"{stem}-{target.name}{target.output_suffix}"
+
+
+def _losses(checkpoint: Checkpoint, target: Format, weights_only: bool) -> list[Note]:
+    """What does not go along: by the target's nature, or because the user asked for weights."""
+    why = "left out, as asked" if weights_only else f"{target.title} holds weights only"
+    losses = []
+    if checkpoint.has_optimizer and (weights_only or Part.OPTIMIZER not in target.keeps):
+        losses.append(Note(NoteKind.DROPPED, (Part.OPTIMIZER.value, Part.GROUPS.value), why))
+    if checkpoint.objects and (weights_only or Part.JOB not in target.keeps):
+        losses.append(Note(NoteKind.DROPPED, tuple(checkpoint.objects), why))
+    return losses
+
+
+def _digest(source: Path, asked: str) -> str:
+    """Identifies a source's files as they are now, and what was asked for."""
+    folder = source if source.is_dir() else source.parent
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    state = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    return hashlib.sha256(repr((asked, state)).encode()).hexdigest()

@@ -1,0 +1,120 @@
+"""Boxes inside tensors: intersections, flat ranges cut into boxes, and coverage.
+
+All numbers are elements. No torch, no files. A chunk is the region of a tensor that one place
+stores, in the words of torch.distributed.checkpoint's ChunkStorageMetadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+__all__ = ["Chunk", "Coverage", "chunks_of_flat_range", "coverage", "row_major_strides"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A box [offsets, offsets + sizes) of a tensor."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Chunk:
+        """The box that is the whole tensor of this shape."""
+        return cls((0,) * len(shape), tuple(shape))
+
+    @property
+    def numel(self) -> int:
+        """Elements in the box; 1 for the box of a 0-dimensional tensor."""
+        return prod(self.sizes)
+
+    def intersect(self, other: Chunk) -> Chunk | None:
+        """The common box, or None when it is empty."""
+        starts = tuple(map(max, self.offsets, other.offsets))
+        stops = tuple(
+            min(a + m, b + n)
+            for a, m, b, n in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True)
+        )
+        sizes = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
+        return None if any(size <= 0 for size in sizes) else Chunk(starts, sizes)
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """True when the box lies inside a tensor of this shape."""
+        return len(shape) == len(self.offsets) and all(
+            0 <= offset and 0 <= size and offset + size <= limit
+            for offset, size, limit in zip(self.offsets, self.sizes, shape, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How well chunks tile a tensor: elements nobody stores, elements stored more than once."""
+
+    missing: int
+    repeated: int
+
+
+def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides in elements of a contiguous tensor of this shape."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def chunks_of_flat_range(shape: Sequence[int], start: int, stop: int) -> list[Chunk]:
+    """The boxes, in flat order, that together are the elements [start, stop) of a flat tensor.
+
+    Each box is contiguous in the flattened tensor, and there are at most 2 * ndim - 1 of them.
+    """
+    if start >= stop:
+        return []
+    if not shape:
+        return [Chunk((), ())]
+    return list(_boxes(tuple(shape), start, stop))
+
+
+def _boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Chunk]:
+    if len(shape) == 1:
+        yield Chunk((start,), (stop - start,))
+        return
+    row = prod(shape[1:])
+    first, head = divmod(start, row)
+    last, tail = divmod(stop, row)
+    if head and first == last:
+        yield from _in_row(first, shape, head, tail)
+        return
+    if head:
+        yield from _in_row(first, shape, head, row)
+        first += 1
+    if last > first:
+        yield Chunk((first,) + (0,) * (len(shape) - 1), (last - first, *shape[1:]))
+    if tail:
+        yield from _in_row(last, shape, 0, tail)
+
+
+def _in_row(index: int, shape: tuple[int, ...], start: int, stop: int) -> Iterator[Chunk]:
+    for box in _boxes(shape[1:], start, stop):
+        yield Chunk((index, *box.offsets), (1, *box.sizes))
+
+
+def coverage(shape: Sequence[int], chunks: Sequence[Chunk]) -> Coverage:
+    """How many elements of a tensor the chunks leave out, and how many they store twice.
+
+    Sorts by the first dimension and compares only chunks that can meet, so that a tensor in
+    thousands of slices along dimension 0 costs no more than the sorting.
+    """
+    boxes = sorted((c for c in chunks if c.numel), key=lambda c: c.offsets)
+    repeated, reach = 0, list[Chunk]()
+    for box in boxes:
+        start = box.offsets[0] if box.offsets else 0
+        reach = [b for b in reach if not b.offsets or b.offsets[0] + b.sizes[0] > start]
+        for other in reach:
+            common = box.intersect(other)
+            repeated += common.numel if common else 0
+        reach.append(box)
+    stored = sum(box.numel for box in boxes)
+    return Coverage(missing=max(prod(shape) - (stored - repeated), 0), repeated=repeated)

@@ -1,0 +1,239 @@
+"""The copy engine: the one place that moves tensor bytes.
+
+Every record is read once, in order, in blocks of a fixed size; each block is checksummed, cast if
+need be, and its parts written where they belong. Memory is a constant: two blocks per worker,
+whatever the size of the model. Boxes that would be many short runs, and tensors that are not
+row-major in their file, go through memory-mapped files instead, which are not anonymous memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from threading import Event, Lock
+from typing import Any
+
+from ckpt.errors import CorruptCheckpoint
+from ckpt.model import Record
+from ckpt.moves import Move, Run, run_numel, runs_of
+
+__all__ = ["copy"]
+
+BLOCK_BYTES = 8 << 20
+SHORT_RUN_BYTES = 2048
+WORKERS = 2
+
+Progress = Callable[[int], None]
+
+
+def copy(
+    moves: Iterable[Move],
+    progress: Progress | None = None,
+    finished: Callable[[Record], None] | None = None,
+) -> None:
+    """Carry out the moves; the output files exist and have their full size.
+
+    Args:
+        progress: called with the bytes written since the last call, from any thread.
+        finished: called with each record whose moves are all done, from any thread.
+
+    Raises:
+        CorruptCheckpoint: a source ends early, or a record's bytes do not have its checksum.
+        OSError: the output cannot be written.
+    """
+    by_record: dict[Record, list[Move]] = defaultdict(list)
+    for move in moves:
+        by_record[move.record].append(move)
+    files, cancelled = _Files(), Event()
+    try:
+        with ThreadPoolExecutor(WORKERS, thread_name_prefix="copy") as pool:
+            jobs = [
+                pool.submit(_copy_record, files, record, group, progress, finished, cancelled)
+                for record, group in sorted(by_record.items(), key=lambda kv: -kv[0].length)
+            ]
+            _wait(jobs, cancelled)
+    finally:
+        files.close()
+
+
+def _wait(jobs: Sequence[Future[None]], cancelled: Event) -> None:
+    """Until all are done, or the first fails, or the user interrupts."""
+    try:
+        done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
+        for job in done:
+            job.result()
+    except BaseException:
+        cancelled.set()
+        for job in jobs:
+            job.cancel()
+        raise
+
+
+class _Files:
+    """File descriptors by path, opened once and shared; positioned reads and writes only."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int], int] = {}
+        self._lock = Lock()
+
+    def descriptor(self, path: str, flags: int) -> int:
+        """The descriptor of a file, opened for reading (O_RDONLY) or for both (O_RDWR)."""
+        with self._lock:
+            if (path, flags) not in self._open:
+                self._open[path, flags] = os.open(path, flags)
+            return self._open[path, flags]
+
+    def close(self) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
+
+
+def _copy_record(
+    files: _Files,
+    record: Record,
+    moves: Sequence[Move],
+    progress: Progress | None,
+    finished: Callable[[Record], None] | None,
+    cancelled: Event,
+) -> None:
+    if cancelled.is_set():
+        return
+    source = files.descriptor(record.path, os.O_RDONLY)
+    streamed = []
+    for move in moves:
+        if run_numel(move) * move.dtype.itemsize < SHORT_RUN_BYTES < move.nbytes:
+            _copy_strided(source, files.descriptor(move.path, os.O_RDWR), move)
+            if progress:
+                progress(move.nbytes)
+        else:
+            streamed += [(run, move) for run in runs_of(move)]
+    if streamed or record.crc32 is not None:
+        _stream(files, source, record, streamed, progress, cancelled)
+    if finished and not cancelled.is_set():
+        finished(record)
+
+
+def _stream(
+    files: _Files,
+    source: int,
+    record: Record,
+    runs: list[tuple[Run, Move]],
+    progress: Progress | None,
+    cancelled: Event,
+) -> None:
+    """Read the record block by block and write each run's part of it; check the checksum."""
+    runs.sort(key=lambda item: item[0].start * item[1].dtype.itemsize)
+    buffer = memoryview(bytearray(min(BLOCK_BYTES, max(record.length, 1))))
+    crc, first = 0, 0
+    for begin in range(0, record.length, BLOCK_BYTES):
+        if cancelled.is_set():
+            return
+        end = min(begin + BLOCK_BYTES, record.length)
+        while first < len(runs) and _end(*runs[first]) <= begin:
+            first += 1
+        if record.crc32 is None and (first == len(runs) or _begin(*runs[first]) >= end):
+            continue
+        block = buffer[: end - begin]
+        _read(source, block, record, begin)
+        if record.crc32 is not None:
+            crc = zlib.crc32(block, crc)
+        written = 0
+        at = first
+        while at < len(runs) and _begin(*runs[at]) < end:
+            written += _write_part(files, block, begin, end, *runs[at])
+            at += 1
+        if progress and written:
+            progress(written)
+    if record.crc32 is not None and crc != record.crc32:
+        raise CorruptCheckpoint(
+            f"{record.path}: the bytes from {record.offset} to {record.offset + record.length} do "
+            "not have the checksum that was saved with them; the file is damaged. Copy it again "
+            "from the machine that wrote it, or use an earlier save."
+        )
+
+
+def _begin(run: Run, move: Move) -> int:
+    return run.start * move.dtype.itemsize
+
+
+def _end(run: Run, move: Move) -> int:
+    return (run.start + run.numel) * move.dtype.itemsize
+
+
+def _read(source: int, block: memoryview, record: Record, begin: int) -> None:
+    filled = 0
+    while filled < len(block):
+        count = os.preadv(source, [block[filled:]], record.offset + begin + filled)
+        if not count:
+            raise CorruptCheckpoint(f"{record.path}: ends before its tensors do; truncated")
+        filled += count
+
+
+def _write_part(
+    files: _Files, block: memoryview, begin: int, end: int, run: Run, move: Move
+) -> int:
+    """Write what the block [begin, end) holds of a run; the bytes written."""
+    start, stop = max(_begin(run, move), begin), min(_end(run, move), end)
+    if start >= stop:
+        return 0
+    data: Any = block[start - begin : stop - begin]
+    if move.out_dtype is not move.dtype:
+        data = _cast(data, move)
+    element = run.out_start + (start - _begin(run, move)) // move.dtype.itemsize
+    position = move.base + element * move.out_dtype.itemsize
+    target = files.descriptor(move.path, os.O_RDWR)
+    size, done = len(data), 0
+    while done < size:
+        done += os.pwrite(target, data[done:], position + done)
+    return size
+
+
+def _cast(data: memoryview, move: Move) -> memoryview:
+    """The elements in another dtype, rounded as torch does."""
+    import torch
+
+    before, after = (getattr(torch, d.torch_name) for d in (move.dtype, move.out_dtype))
+    out = bytearray(len(data) // move.dtype.itemsize * move.out_dtype.itemsize)
+    torch.frombuffer(out, dtype=after).copy_(torch.frombuffer(data, dtype=before))
+    return memoryview(out)
+
+
+def _copy_strided(source: int, target: int, move: Move) -> None:
+    """Move a box element by element through memory-mapped files."""
+    view = _mapped(source, move.record.offset, move.start, move.strides, move, writable=False)
+    out = _mapped(target, move.base, move.out_start, move.out_strides, move, writable=True)
+    out.copy_(view)
+
+
+def _mapped(
+    descriptor: int,
+    base: int,
+    start: int,
+    strides: tuple[int, ...],
+    move: Move,
+    *,
+    writable: bool,
+) -> Any:
+    """A torch view of a box inside a memory-mapped file."""
+    import torch
+
+    dtype = move.out_dtype if writable else move.dtype
+    begin = base + start * dtype.itemsize
+    extent = 1 + sum((n - 1) * s for n, s in zip(move.sizes, strides, strict=True))
+    aligned = begin - begin % mmap.ALLOCATIONGRANULARITY
+    length = begin - aligned + extent * dtype.itemsize
+    if os.fstat(descriptor).st_size < aligned + length:
+        raise CorruptCheckpoint(f"{move.record.path}: ends before its tensors do; truncated")
+    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
+    mapped = mmap.mmap(descriptor, length, access=access, offset=aligned)
+    flat = torch.frombuffer(
+        mapped,
+        dtype=getattr(torch, dtype.torch_name),
+        count=extent,
+        offset=begin - aligned,
+    )
+    return flat.as_strided(move.sizes, strides)

@@ -1,0 +1,174 @@
+"""Carrying out a plan: a hidden folder beside the output, filled, then renamed into place.
+
+The output's name appears only when everything is there; commit files are written last. A run that
+was killed leaves the hidden folder and a journal of finished records, and the same conversion,
+started again, goes on from there. A run that fails or is interrupted takes its folder with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from threading import Lock
+
+from ckpt.copying import copy
+from ckpt.errors import NoSpace, OutputExists
+from ckpt.model import Record
+from ckpt.moves import Move, moves_of
+from ckpt.plan import WritePlan
+from ckpt.registry import is_checkpoint
+
+__all__ = ["check_output", "check_space", "execute"]
+
+JOURNAL_FILE = ".journal"
+JOURNAL_INTERVAL_S = 10.0
+SPARE_BYTES = 16 << 20
+SINGLE = "output"
+
+
+def check_output(output: Path, source: Path, *, overwrite: bool) -> None:
+    """Refuses an output that is there, or that may not be replaced.
+
+    Raises:
+        OutputExists: see above; the message says what to do.
+    """
+    if not output.exists():
+        return
+    if not overwrite:
+        raise OutputExists(f"{output}: already exists; choose another with -o, or use --overwrite")
+    resolved, inside = output.resolve(), source.resolve()
+    if resolved == inside or resolved in inside.parents:
+        raise OutputExists(f"{output}: holds the source; choose another output with -o")
+    if output.is_dir() and any(output.iterdir()) and not is_checkpoint(output):
+        raise OutputExists(
+            f"{output}: a folder that is no checkpoint is not replaced, even with --overwrite"
+        )
+
+
+def check_space(plan: WritePlan, output: Path) -> None:
+    """Refuses a conversion that the disk cannot hold.
+
+    Raises:
+        NoSpace: with the bytes needed and free.
+    """
+    needed = plan.nbytes + sum(Path(file.source).stat().st_size for file in plan.copied)
+    folder = next(parent for parent in output.absolute().parents if parent.exists())
+    free = shutil.disk_usage(folder).free
+    if needed + SPARE_BYTES > free:
+        raise NoSpace(
+            f"{folder}: {free / 1e9:.2f} GB free, the output takes {needed / 1e9:.2f} GB; "
+            "free some space or choose another disk with -o"
+        )
+
+
+def execute(
+    plan: WritePlan, output: Path, digest: str, progress: Callable[[int], None] | None = None
+) -> None:
+    """Write the plan's files under the output's name.
+
+    Args:
+        digest: identifies source and options; only a partial output of the same is continued.
+        progress: called with the bytes written since the last call, from any thread.
+
+    Raises:
+        CorruptCheckpoint: a source turns out to be damaged. OSError: the disk refuses.
+        Either way, and on KeyboardInterrupt, nothing is left behind.
+    """
+    partial = output.absolute().with_name(f".{output.name}.partial")
+    journal = _Journal(partial, digest)
+    try:
+        _fill(plan, partial, journal, progress)
+        (partial / JOURNAL_FILE).unlink()
+        _publish(partial / SINGLE if plan.is_single_file else partial, output)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if plan.is_single_file:
+        partial.rmdir()
+
+
+class _Journal:
+    """Which records are done, for a run that gets killed; synced to disk every few seconds."""
+
+    def __init__(self, partial: Path, digest: str) -> None:
+        self._path = partial / JOURNAL_FILE
+        self._lock, self._pending, self._saved_at = Lock(), list[str](), time.monotonic()
+        self._files: list[Path] = []
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        if not lines or lines[0] != digest:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            self._path.write_text(digest + "\n")
+            lines = []
+        self._done = set(lines[1:])
+
+    def watch(self, files: Iterable[Path]) -> None:
+        """The output files to sync before a record counts as done."""
+        self._files = list(files)
+
+    def is_done(self, record: Record) -> bool:
+        """True for a record whose bytes a killed run has already moved."""
+        return _line(record) in self._done
+
+    def finish(self, record: Record) -> None:
+        """Note a record; every few seconds, sync the output and write the notes down."""
+        with self._lock:
+            self._pending.append(_line(record))
+            if time.monotonic() - self._saved_at < JOURNAL_INTERVAL_S:
+                return
+            for file in self._files:
+                with file.open("rb") as stream:
+                    os.fsync(stream.fileno())
+            with self._path.open("a") as stream:
+                stream.writelines(line + "\n" for line in self._pending)
+            self._pending.clear()
+            self._saved_at = time.monotonic()
+
+
+def _line(record: Record) -> str:
+    return json.dumps([record.path, record.offset, record.length])
+
+
+def _fill(
+    plan: WritePlan, partial: Path, journal: _Journal, progress: Callable[[int], None] | None
+) -> None:
+    spans, moves = {}, list[Move]()
+    targets = {file.path: partial / (file.path or SINGLE) for file in plan.files}
+    for file in plan.files:
+        target = targets[file.path]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("r+b" if target.exists() else "w+b") as stream:
+            layout = file.lay_out(stream)
+        spans[file.path] = layout.spans
+        moves += moves_of(str(target), layout.placements)
+    journal.watch(targets.values())
+    left = [move for move in moves if not journal.is_done(move.record)]
+    if progress:
+        progress(sum(move.nbytes for move in moves) - sum(move.nbytes for move in left))
+    copy(left, progress, journal.finish)
+    for copied in plan.copied:
+        shutil.copyfile(copied.source, partial / copied.path)
+    for commit in plan.commit:
+        (partial / commit.path).write_bytes(commit.render(spans))
+
+
+def _publish(finished: Path, output: Path) -> None:
+    """Rename into place; an output that is to be replaced goes only when the new one is there."""
+    if output.is_dir() and not output.is_symlink():
+        old = output.absolute().with_name(f".{output.name}.replaced")
+        shutil.rmtree(old, ignore_errors=True)
+        output.rename(old)
+        try:
+            finished.rename(output)
+        except BaseException:
+            old.rename(output)
+            raise
+        shutil.rmtree(old)
+        return
+    if output.exists() and finished.is_dir():
+        output.unlink()
+    finished.replace(output)

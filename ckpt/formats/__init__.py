@@ -1,0 +1,1 @@
+"""One format, one file. The registry finds them here; none is listed by hand."""

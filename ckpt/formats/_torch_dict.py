@@ -1,0 +1,32 @@
+"""The dict in a torch file that a plain or a DDP script loads; shared by `torch` and `ddp`."""
+
+from __future__ import annotations
+
+from ckpt.errors import MissingPart
+from ckpt.format import WriteOptions
+from ckpt.model import Checkpoint
+from ckpt.outgoing import job_data, optimizer_tree, plain_notes, state_dict, weight_notes
+from ckpt.plan import WritePlan
+from ckpt.storage.torch_file import TorchFile
+
+__all__ = ["plan_torch_dict"]
+
+MODEL, OPTIMIZER = "model", "optimizer"
+
+
+def plan_torch_dict(checkpoint: Checkpoint, options: WriteOptions, prefix: str) -> WritePlan:
+    """One file with `model`, `optimizer` and the rest of the job under its own names.
+
+    Raises:
+        MissingPart: the source holds no weights.
+    """
+    if not checkpoint.order:
+        raise MissingPart(f"{checkpoint.origin.path}: holds no weights to write")
+    weights = state_dict(checkpoint, options)
+    tree = {MODEL: {prefix + name: tensor for name, tensor in weights.items()}}
+    if checkpoint.has_optimizer:
+        tree[OPTIMIZER] = optimizer_tree(checkpoint, lambda fqn, number: number, with_names=True)
+    for name, value in checkpoint.objects.items():
+        tree[f"{name}_" if name in tree else name] = job_data(value)
+    notes = (*weight_notes(checkpoint, options), *plain_notes(checkpoint.objects))
+    return WritePlan(files=(TorchFile("", tree),), notes=notes, is_single_file=True)

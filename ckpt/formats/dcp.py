@@ -1,0 +1,165 @@
+"""torch.distributed.checkpoint folders: FSDP1 sharded, FSDP2, DDP saved with DCP.
+
+Read: `.metadata` with its `planner_data` paths, boxes on any dimension, 2-D meshes, empty chunks,
+and the three ways optimizer states are keyed. Written: `model` and `optimizer` by FQN and the rest
+of the job, in whole tensors cut into boxes along dimension 0, which `dcp.load` reads into an FSDP2
+or FSDP1 model and its optimizer at any world size.
+
+Source: torch 2.13.0 torch/distributed/checkpoint/{metadata,filesystem,_traverse,state_dict}.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckpt.chunks import Chunk
+from ckpt.errors import MissingPart
+from ckpt.format import Format, Match, ReadOptions, WriteOptions
+from ckpt.meta_model import build_model
+from ckpt.model import Checkpoint, InlineTensor, Origin, Plain
+from ckpt.outgoing import job_data, optimizer_tree, plain_notes, state_dict, weight_notes
+from ckpt.plan import OutTensor, WritePlan
+from ckpt.storage.dcp_files import DcpDataFile, OutItem, metadata_file, read_items
+from ckpt.training_dict import read_training_dict
+
+MODEL, OPTIMIZER = "model", "optimizer"
+METADATA_FILE = ".metadata"
+DATA_SUFFIX = ".distcp"
+MAX_CHUNK_BYTES = 256 << 20  # a loading rank reads whole chunks
+MAX_FILE_BYTES = 4 << 30
+
+KeyPath = tuple[str | int, ...]
+
+
+def _matches(path: Path) -> Match:
+    folder = path.parent if path.is_file() else path
+    if path.is_file() and path.name != METADATA_FILE and path.suffix != DATA_SUFFIX:
+        return Match.NO
+    if (folder / METADATA_FILE).is_file():
+        return Match.YES
+    return Match.YES if any(folder.glob(f"*{DATA_SUFFIX}")) else Match.NO
+
+
+def read(path: Path, options: ReadOptions) -> Checkpoint:
+    """The training state in a DCP folder; metadata only."""
+    folder = path.parent if path.is_file() else path
+    items = read_items(folder)
+    tree: dict[str, Plain] = {}
+    for item in items:
+        _insert(tree, item.path, item.value)
+    ranks = {name.name.split("_")[2] for name in folder.glob(f"__*{DATA_SUFFIX}")}
+    origin = Origin("dcp", str(path), "torch.distributed.checkpoint", len(ranks))
+    return read_training_dict(_with_lists(tree), options, origin, build_model)
+
+
+def _insert(tree: dict[Any, Plain], path: KeyPath, value: Plain) -> None:
+    """Put a value at its path; numbers in a path are positions in a list."""
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[path[-1]] = value
+
+
+def _with_lists(tree: Plain) -> Any:
+    """Dicts whose keys are all positions, as lists."""
+    if not isinstance(tree, dict):
+        return tree
+    done = {key: _with_lists(value) for key, value in tree.items()}
+    if done and all(isinstance(key, int) for key in done):
+        return [done[key] for key in sorted(done)]
+    return done
+
+
+def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
+    """`.distcp` files and `.metadata`.
+
+    Raises:
+        MissingPart: the source holds no weights.
+    """
+    if not checkpoint.order:
+        raise MissingPart(f"{checkpoint.origin.path}: holds no weights to write")
+    items = list(_items(checkpoint, options))
+    files = tuple(
+        DcpDataFile(f"__{number}_0{DATA_SUFFIX}", tuple(part))
+        for number, part in enumerate(_split(items))
+    )
+    return WritePlan(
+        files=files,
+        notes=(*weight_notes(checkpoint, options), *plain_notes(checkpoint.objects)),
+        commit=(metadata_file(files),),
+    )
+
+
+def _items(checkpoint: Checkpoint, options: WriteOptions) -> Iterator[OutItem]:
+    """Every item, in the order in which `dcp.save` would flatten the same dict."""
+    for name, tensor in state_dict(checkpoint, options).items():
+        yield from _tensor_items((MODEL, name), tensor)
+    if checkpoint.has_optimizer:
+        tree = optimizer_tree(checkpoint, lambda fqn, number: fqn, with_names=False)
+        yield from _flatten((OPTIMIZER,), tree)
+    for name, value in checkpoint.objects.items():
+        key = f"{name}_" if name in (MODEL, OPTIMIZER) else name
+        yield from _flatten((key,), job_data(value))
+
+
+def _flatten(path: KeyPath, value: Plain) -> Iterator[OutItem]:
+    """As torch's `traverse_state_dict`: dicts always, lists when they hold tensors or dicts."""
+    if isinstance(value, OutTensor | InlineTensor):
+        yield from _tensor_items(path, value)
+    elif isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flatten((*path, str(key)), inner)
+    elif isinstance(value, list) and any(_is_container(inner) for inner in value):
+        for index, inner in enumerate(value):
+            yield from _flatten((*path, index), inner)
+    else:
+        yield OutItem(_fqn(path), path, value)
+
+
+def _is_container(value: Plain) -> bool:
+    if isinstance(value, list):
+        return any(_is_container(inner) for inner in value)
+    return isinstance(value, Mapping | OutTensor | InlineTensor)
+
+
+def _fqn(path: KeyPath) -> str:
+    return ".".join(str(key) for key in path)
+
+
+def _tensor_items(path: KeyPath, tensor: OutTensor | InlineTensor) -> Iterator[OutItem]:
+    """A tensor in boxes along dimension 0, none larger than MAX_CHUNK_BYTES if rows allow."""
+    fqn, shape = _fqn(path), tensor.shape
+    if isinstance(tensor, InlineTensor) or tensor.nbytes <= MAX_CHUNK_BYTES or not shape:
+        yield OutItem(fqn, path, tensor, shape)
+        return
+    row_bytes = tensor.nbytes // shape[0]
+    rows = max(MAX_CHUNK_BYTES // row_bytes, 1)
+    for first in range(0, shape[0], rows):
+        offsets = (first,) + (0,) * (len(shape) - 1)
+        box = Chunk(offsets, (min(rows, shape[0] - first), *shape[1:]))
+        yield OutItem(fqn, path, OutTensor(tensor.source, tensor.dtype, box), shape)
+
+
+def _split(items: list[OutItem]) -> Iterator[list[OutItem]]:
+    """Items in files of bounded size; objects before tensors, as DCP orders them."""
+    part: list[OutItem] = []
+    size = 0
+    for item in sorted(items, key=lambda i: i.is_tensor):
+        nbytes = item.value.nbytes if isinstance(item.value, OutTensor) else 0
+        if part and size + nbytes > MAX_FILE_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += nbytes
+    yield part
+
+
+FORMAT = Format(
+    name="dcp",
+    title="DCP folder (FSDP2, FSDP1 sharded, DDP)",
+    matches=_matches,
+    read=read,
+    plan=plan,
+    aliases=("fsdp",),
+)

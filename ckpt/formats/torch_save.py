@@ -1,0 +1,53 @@
+"""torch.save files: a state dict, or the dict that a script under DP, DDP or FSDP1 saves.
+
+Read: bare state dicts, dicts with model, optimizer, scheduler and counters under any names,
+wrapper prefixes in any place, legacy non-zip files, FSDP1 full state dicts with an FQN-keyed
+optimizer. Written: one `.pt` with clean names that a plain or DDP script loads with
+`torch.load(weights_only=True)`: `model`, `optimizer` (numbers in group order, with `param_names`)
+and the rest of the job under its own names.
+
+Source: torch 2.13.0 torch/serialization.py, torch/optim/optimizer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ckpt.errors import UnknownFormat
+from ckpt.format import Format, Match, ReadOptions, WriteOptions
+from ckpt.formats._torch_dict import plan_torch_dict
+from ckpt.meta_model import build_model
+from ckpt.model import Checkpoint, Origin
+from ckpt.plan import WritePlan
+from ckpt.storage import torch_file
+from ckpt.training_dict import read_training_dict
+
+
+def _matches(path: Path) -> Match:
+    return Match.MAYBE if path.is_file() and torch_file.is_torch_file(path) else Match.NO
+
+
+def read(path: Path, options: ReadOptions) -> Checkpoint:
+    """The training state in a torch.save file; metadata only."""
+    tree = torch_file.read(path)
+    if not isinstance(tree, Mapping):
+        raise UnknownFormat(
+            f"{path}: holds a {type(tree).__name__}, expected a state dict or a dict with one"
+        )
+    return read_training_dict(tree, options, Origin("torch", str(path)), build_model)
+
+
+def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
+    """One `.pt` file with clean names."""
+    return plan_torch_dict(checkpoint, options, prefix="")
+
+
+FORMAT = Format(
+    name="torch",
+    title="torch.save file (DP, DDP, FSDP1 full, one GPU)",
+    matches=_matches,
+    read=read,
+    plan=plan,
+    output_suffix=".pt",
+)

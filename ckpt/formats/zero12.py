@@ -1,0 +1,237 @@
+"""DeepSpeed ZeRO-1 and ZeRO-2: whole 16-bit weights, optimizer and fp32 weights cut flat.
+
+Each param group is one flat fp32 tensor, the group's parameters one after another, padded at the
+end and cut into one partition per rank. `mp_rank_00_model_states.pt` holds the module as it
+computed; `*zero_pp_rank_R_mp_rank_00_optim_states.pt` hold rank R's partitions. fp32 partitions
+are saved without padding (BF16_Optimizer: with), the optimizer's states with it.
+
+Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`state_dict`), runtime/bf16_optimizer.py
+(`state_dict`); eras by checkpoints of 0.9.5, 0.14.5 and 0.19.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ckpt.errors import CorruptCheckpoint, MissingPart
+from ckpt.format import Format, Match, ReadOptions
+from ckpt.formats._deepspeed import (
+    MODEL,
+    OPTIM,
+    FlatPiece,
+    Save,
+    cut_from_flat,
+    guess_kind,
+    locate,
+    rank_files,
+    read_file,
+    require_same,
+    shapes_by_group,
+    split_state,
+    stage_number,
+    steps_of,
+)
+from ckpt.formats._zero import Trained, build
+from ckpt.model import Checkpoint, Opaque, Origin, Plain, StoredTensor
+from ckpt.note import Note, NoteKind
+
+Partition = Mapping[str, Any]
+"""`optimizer_state_dict` of one rank's file."""
+
+
+def _matches(path: Path) -> Match:
+    return Match.YES if guess_kind(path) == "zero12" else Match.NO
+
+
+def read(path: Path, options: ReadOptions) -> Checkpoint:
+    """The training state in a ZeRO-1 or ZeRO-2 checkpoint; metadata only."""
+    save = locate(path, options.tag)
+    model_path = save.ranks(MODEL).get(0)
+    if model_path is None:
+        raise MissingPart(f"{save.folder}: mp_rank_00_model_states.pt is missing")
+    content = read_file(model_path, "module")
+    files = rank_files(save, OPTIM, content.get("dp_world_size"))
+    ranks = [read_file(file, "optimizer_state_dict") for file in files]
+    partitions = [rank["optimizer_state_dict"] for rank in ranks]
+    stage = _stage(partitions, files)
+    _require_one_save(save, content, ranks, partitions)
+    shapes = shapes_by_group(
+        content.get("param_shapes") or ranks[0].get("param_shapes"), model_path
+    )
+    trained = _cut(partitions, shapes, save)
+    if not _is_round_robin(content):
+        _check_slices(partitions, shapes, save)
+    origin = Origin(
+        format=f"zero{stage}",
+        path=str(path),
+        writer=f"deepspeed {content.get('ds_version') or ranks[0].get('ds_version')}",
+        world_size=len(files),
+    )
+    notes = _elastic_note(partitions[0])
+    scaler = partitions[0].get("loss_scaler")
+    return build(content, model_path, trained, scaler, origin, notes)
+
+
+def _stage(partitions: Sequence[Partition], files: Sequence[Path]) -> int:
+    """The stage; BF16_Optimizer states none and belongs to stage 1."""
+    stages = [stage_number(p, f) for p, f in zip(partitions, files, strict=True)]
+    require_same(stages, "the ZeRO stage", files[0].parent)
+    for partition, file in zip(partitions, files, strict=True):
+        if "single_partition_of_fp32_groups" not in partition:
+            raise CorruptCheckpoint(f"{file}: no fp32 partitions inside; expected ZeRO-1 or ZeRO-2")
+    return stages[0] or 1
+
+
+def _require_one_save(
+    save: Save,
+    content: Mapping[str, Any],
+    ranks: Sequence[Mapping[str, Any]],
+    partitions: Sequence[Partition],
+) -> None:
+    require_same([rank.get("ds_version") for rank in ranks], "the DeepSpeed version", save.folder)
+    states = [_states(partition) for partition in partitions]
+    require_same([len(s) for s in states], "the number of param groups", save.folder)
+    require_same([steps_of(iter(s)) for s in states], "the optimizer's step", save.folder)
+    require_same([_options(p) for p in partitions], "the hyper-parameters", save.folder)
+    require_same([p.get("partition_count") for p in partitions], "the partitioning", save.folder)
+    counts = partitions[0].get("partition_count")
+    expected = max(counts) if isinstance(counts, list | tuple) and counts else counts
+    if isinstance(expected, int) and expected != len(partitions):
+        raise MissingPart(
+            f"{save.folder}: optimizer states were cut in {expected} and {len(partitions)} files "
+            "of ranks are there. Copy the files of every rank into one folder."
+        )
+
+
+def _states(partition: Partition) -> list[Mapping[str, Plain]]:
+    """The base optimizer's state by group; elastic checkpoints keep a list."""
+    base = partition["base_optimizer_state"]
+    count = len(partition["single_partition_of_fp32_groups"])
+    if isinstance(base, Mapping):
+        return [base["state"].get(index, {}) for index in range(count)]
+    step = partition.get("base_optimizer_state_step")
+    return [dict(state) | ({} if step is None else {"step": step}) for state in base]
+
+
+def _options(partition: Partition) -> list[dict[str, Plain]]:
+    base = partition["base_optimizer_state"]
+    count = len(partition["single_partition_of_fp32_groups"])
+    if not isinstance(base, Mapping):
+        return [{} for _ in range(count)]
+    return [{k: v for k, v in g.items() if k != "params"} for g in base["param_groups"]]
+
+
+def _elastic_note(partition: Partition) -> list[Note]:
+    if isinstance(partition["base_optimizer_state"], Mapping):
+        return []
+    detail = "an elastic checkpoint does not save hyper-parameters; set them in the new optimizer"
+    return [Note(NoteKind.DROPPED, ("lr, betas, weight_decay",), detail)]
+
+
+def _cut(
+    partitions: Sequence[Partition], shapes: Sequence[Mapping[str, tuple[int, ...]]], save: Save
+) -> Trained:
+    """Parameters and their states out of the flat partitions of all ranks."""
+    trained = Trained()
+    options = _options(partitions[0])
+    if not len(shapes) == len(options) == len(partitions[0]["single_partition_of_fp32_groups"]):
+        raise CorruptCheckpoint(
+            f"{save.folder}: {len(shapes)} groups of parameter shapes and {len(options)} param "
+            "groups; files of two different saves are mixed"
+        )
+    for index, group in enumerate(shapes):
+        _cut_group(trained, partitions, index, group, save)
+        hyper = {k: v for k, v in options[index].items() if k != "step"}
+        trained.groups.append((list(group), hyper))
+    return trained
+
+
+def _cut_group(
+    trained: Trained,
+    partitions: Sequence[Partition],
+    index: int,
+    group: Mapping[str, tuple[int, ...]],
+    save: Save,
+) -> None:
+    masters = [p["single_partition_of_fp32_groups"][index] for p in partitions]
+    starts = [sum(m.numel for m in masters[:rank]) for rank in range(len(masters))]
+    states = [split_state(_states(p)[index]) for p in partitions]
+    scalars = dict(states[0][1])
+    if "step" not in scalars and "step" in _options(partitions[0])[index]:
+        scalars["step"] = _options(partitions[0])[index]["step"]
+    gaps = _alignment(partitions[0], index, len(group))
+    offset = 0
+    for (name, shape), gap in zip(group.items(), gaps, strict=True):
+        where = f"{save.folder}: {name}"
+        trained.masters[name] = cut_from_flat(_pieces(starts, masters), offset, shape, where)
+        trained.states[name] = {
+            key: cut_from_flat(
+                _pieces(starts, [flat[key] for flat, _ in states]), offset, shape, where
+            )
+            for key in states[0][0]
+        } | scalars
+        offset += prod(shape) + gap
+    _check_length(sum(m.numel for m in masters), offset, len(partitions), save)
+
+
+def _pieces(starts: Sequence[int], tensors: Sequence[StoredTensor]) -> list[FlatPiece]:
+    return [FlatPiece(start, tensor) for start, tensor in zip(starts, tensors, strict=True)]
+
+
+def _alignment(partition: Partition, index: int, count: int) -> Sequence[int]:
+    """Padding after each parameter (zero_optimization.parameter_alignment, deepspeed >= 0.19.7)."""
+    paddings = partition.get("param_alignment_paddings")
+    return paddings[index] if paddings and len(paddings[index]) == count else [0] * count
+
+
+def _is_round_robin(content: Mapping[str, Any]) -> bool:
+    """Under round_robin_gradients `param_slice_mappings` are those of the order before it."""
+    zero = (content.get("ds_config") or {}).get("zero_optimization")
+    return isinstance(zero, Mapping) and bool(zero.get("round_robin_gradients"))
+
+
+def _check_slices(
+    partitions: Sequence[Partition], shapes: Sequence[Mapping[str, tuple[int, ...]]], save: Save
+) -> None:
+    """Compares the offsets with what the rank files say about them (deepspeed >= 0.7.4)."""
+    for index, group in enumerate(shapes):
+        gaps = _alignment(partitions[0], index, len(group))
+        offsets, at = {}, 0
+        for (name, shape), gap in zip(group.items(), gaps, strict=True):
+            offsets[name] = at
+            at += prod(shape) + gap
+        start = 0
+        for rank, partition in enumerate(partitions):
+            slices = (partition.get("param_slice_mappings") or [{}] * len(shapes))[index]
+            for name, address in slices.items():
+                stated = address.state.get("start") if isinstance(address, Opaque) else None
+                if stated is not None and stated != max(offsets.get(name, -1) - start, 0):
+                    raise CorruptCheckpoint(
+                        f"{save.folder}: {name} begins at {stated} in rank {rank}'s partition, "
+                        f"expected {max(offsets.get(name, -1) - start, 0)}; the order of the "
+                        "parameters is not the one that was saved"
+                    )
+            start += partition["single_partition_of_fp32_groups"][index].numel
+
+
+def _check_length(stored: int, used: int, world_size: int, save: Save) -> None:
+    """The flat group is as long as its parameters, but for padding to a multiple of 2 x ranks.
+
+    Source: deepspeed 0.19.8 stage_1_and_2.py nccl_start_alignment_factor = 2.
+    """
+    if not used <= stored <= used + 2 * world_size:
+        raise CorruptCheckpoint(
+            f"{save.folder}: the shards hold {stored} elements of a group of {used}; files of two "
+            "different saves are mixed"
+        )
+
+
+FORMAT = Format(
+    name="zero12",
+    title="DeepSpeed ZeRO-1 and ZeRO-2",
+    matches=_matches,
+    read=read,
+)

@@ -1,0 +1,1 @@
+"""Bytes in one container: torch's zip and legacy files, safetensors, DCP items. No formats."""

@@ -1,0 +1,283 @@
+"""The dict a training script saves: which part is the model, which the optimizer, which the rest.
+
+People call the parts `model`, `state_dict`, `net`, `optim`, `optimizer_states`, ...; so they are
+found by structure and not by name. Torch files and DCP folders both come through here: what
+differs between them is only where the tensors lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ckpt.errors import AmbiguousSource, CorruptCheckpoint, UnknownFormat, Unsupported
+from ckpt.format import ReadOptions
+from ckpt.meta_model import ModelNames
+from ckpt.model import Buffer, Checkpoint, Origin, Param, ParamGroup, Plain, StoredTensor
+from ckpt.names import clean_names
+from ckpt.note import Note, NoteKind
+from ckpt.optimizer_dict import OptimizerDict, is_optimizer, read_optimizer
+from ckpt.param_order import match_given_order, match_names
+
+__all__ = ["TrainingDict", "find_parts", "read_training_dict"]
+
+Path = tuple[str, ...]
+MAX_DEPTH = 5
+BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
+FLAT_PARAM = "_flat_param"  # torch 2.13.0 torch/distributed/fsdp/_flat_param.py
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingDict:
+    """The parts of a training dict, with the paths they were found at."""
+
+    model: Mapping[str, StoredTensor]
+    model_path: Path
+    optimizers: Mapping[Path, Mapping[str, Plain]]
+    rest: Mapping[str, Plain]
+
+
+def read_training_dict(
+    tree: Mapping[str, Plain],
+    options: ReadOptions,
+    origin: Origin,
+    build_model: Callable[[str], ModelNames],
+) -> Checkpoint:
+    """The checkpoint in a training dict.
+
+    Args:
+        tree: plain data with `StoredTensor` leaves.
+        origin: where the tree came from; the stripped wrapper names are added to it.
+        build_model: builds `--model` on the meta device; called only when it is given.
+
+    Raises:
+        UnknownFormat: no state dict inside. AmbiguousSource: several, or an optimizer whose
+            parameters cannot be told apart.
+    """
+    parts = find_parts(tree, options.key, origin.path)
+    cleaned = clean_names(parts.model)
+    tensors = {cleaned[name]: tensor for name, tensor in parts.model.items()}
+    if any(FLAT_PARAM in name for name in tensors):
+        raise Unsupported(
+            f"{origin.path}: a LOCAL_STATE_DICT of FSDP holds flat parameters without names or "
+            "shapes. Save with StateDictType.SHARDED_STATE_DICT or FULL_STATE_DICT."
+        )
+    ties = find_ties(tensors)
+    known = build_model(options.model) if options.model else None
+    buffers = _buffer_names(tensors, known)
+    origin = replace(origin, stripped=cleaned.stripped)
+    params = {
+        name: Param(value=tensor)
+        for name, tensor in tensors.items()
+        if name not in buffers and name not in ties
+    }
+    checkpoint = Checkpoint(
+        params=params,
+        buffers={name: Buffer(tensors[name]) for name in tensors if name in buffers - ties.keys()},
+        order=tuple(tensors),
+        ties=ties,
+        groups=(),
+        objects=parts.rest,
+        origin=origin,
+    )
+    if not parts.optimizers:
+        return checkpoint
+    try:
+        return _with_optimizer(checkpoint, parts, options, known)
+    except (AmbiguousSource, CorruptCheckpoint) as problem:
+        if options.need_optimizer:
+            raise
+        paths = tuple(".".join(path) for path in parts.optimizers)
+        note = Note(NoteKind.DROPPED, paths, str(problem).removeprefix(f"{origin.path}: "))
+        return replace(checkpoint, notes=(*checkpoint.notes, note))
+
+
+# --- finding ------------------------------------------------------------------------------------
+
+
+def find_parts(tree: Mapping[str, Plain], key: str | None, where: str) -> TrainingDict:
+    """The model's state dict, the optimizers and the rest, found by structure.
+
+    Raises:
+        UnknownFormat: no state dict. AmbiguousSource: several, and no `--key`, or a wrong one.
+    """
+    optimizers = dict(_optimizers(tree, ()))
+    candidates = dict(_state_dicts(tree, ()))
+    if not candidates:
+        loose = {k: v for k, v in tree.items() if isinstance(v, StoredTensor)}
+        if _is_state_dict(loose):  # torchtitan: the model's tensors beside `optimizer` and others
+            candidates = {(): loose}
+    model_path = _choose(candidates, key, where)
+    used = {model_path, *optimizers}
+    rest = _rest(tree, (), used) if model_path else _beside(tree, candidates[()], optimizers)
+    return TrainingDict(candidates[model_path], model_path, optimizers, rest)
+
+
+def _choose(
+    candidates: Mapping[Path, Mapping[str, StoredTensor]], key: str | None, where: str
+) -> Path:
+    listed = ", ".join(".".join(path) or "(top level)" for path in candidates)
+    if key is not None:
+        wanted = tuple(key.split(".")) if key else ()
+        for path in candidates:
+            if path == wanted or ".".join(path) == key:
+                return path
+        raise AmbiguousSource(
+            f"{where}: --key {key}: no state dict there; state dicts are at: {listed or 'none'}"
+        )
+    if not candidates:
+        raise UnknownFormat(
+            f"{where}: no model state dict inside: expected a dict of tensors by name, at the top "
+            "or under a key"
+        )
+    if len(candidates) > 1:
+        raise AmbiguousSource(
+            f"{where}: holds several state dicts; choose one with --key: {listed}"
+        )
+    return next(iter(candidates))
+
+
+def _is_state_dict(value: Plain) -> bool:
+    if not isinstance(value, Mapping) or not value:
+        return False
+    if not all(isinstance(key, str) for key in value):
+        return False
+    tensors = [v for k, v in value.items() if not k.endswith("_extra_state")]
+    return all(isinstance(v, StoredTensor) for v in tensors) and any(
+        v.shape and v.dtype.is_floating_point for v in tensors
+    )
+
+
+def _state_dicts(tree: Plain, path: Path) -> Iterator[tuple[Path, Mapping[str, StoredTensor]]]:
+    if is_optimizer(tree) or len(path) > MAX_DEPTH:
+        return
+    if _is_state_dict(tree):
+        yield path, {k: v for k, v in tree.items() if isinstance(v, StoredTensor)}
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _state_dicts(value, (*path, str(key)))
+
+
+def _optimizers(tree: Plain, path: Path) -> Iterator[tuple[Path, Mapping[str, Plain]]]:
+    if is_optimizer(tree):
+        yield path, tree
+    elif len(path) <= MAX_DEPTH and isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _optimizers(value, (*path, str(key)))
+    elif len(path) <= MAX_DEPTH and isinstance(tree, list | tuple):
+        for index, value in enumerate(tree):
+            yield from _optimizers(value, (*path, str(index)))
+
+
+def _rest(tree: Plain, path: Path, used: set[Path]) -> Mapping[str, Plain]:
+    """The tree without the used parts; a dict or list that becomes empty goes with them."""
+    kept = {}
+    for key, value in tree.items():
+        here = (*path, str(key))
+        if here in used:
+            continue
+        inside = any(other[: len(here)] == here for other in used)
+        if inside and isinstance(value, Mapping):
+            value = _rest(value, here, used)
+        elif inside:
+            value = [v for i, v in enumerate(value) if (*here, str(i)) not in used]
+        if value or not inside:
+            kept[str(key)] = value
+    return kept
+
+
+def _beside(
+    tree: Mapping[str, Plain], model: Mapping[str, StoredTensor], optimizers: Mapping[Path, Plain]
+) -> Mapping[str, Plain]:
+    return _rest(tree, (), {*optimizers, *((name,) for name in model)})
+
+
+def find_ties(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
+    """Aliases by name: tensors that are one and the same view of one storage."""
+    owners: dict[int, str] = {}
+    return {
+        name: owner
+        for name, tensor in tensors.items()
+        if tensor.numel and (owner := owners.setdefault(id(tensor), name)) != name
+    }
+
+
+def _buffer_names(tensors: Mapping[str, StoredTensor], known: ModelNames | None) -> frozenset[str]:
+    if known is not None:
+        return known.buffers & tensors.keys()
+    return frozenset(
+        name
+        for name, tensor in tensors.items()
+        if name.endswith(BUFFER_SUFFIXES) or not tensor.dtype.is_floating_point
+    )
+
+
+# --- the optimizer ------------------------------------------------------------------------------
+
+
+def _with_optimizer(
+    checkpoint: Checkpoint, parts: TrainingDict, options: ReadOptions, known: ModelNames | None
+) -> Checkpoint:
+    where = checkpoint.origin.path
+    if len(parts.optimizers) > 1:
+        listed = ", ".join(".".join(path) for path in parts.optimizers)
+        raise AmbiguousSource(
+            f"{where}: holds several optimizers ({listed}); convert with --weights-only"
+        )
+    path, tree = next(iter(parts.optimizers.items()))
+    optimizer = read_optimizer(tree, f"{where}: {'.'.join(path)}")
+    names = _fqns(checkpoint, optimizer, options, known)
+    unknown = [name for name in names.values() if name not in checkpoint.params]
+    if unknown:
+        raise CorruptCheckpoint(
+            f"{where}: the optimizer has states for {unknown[0]!r}, which the model does not have"
+        )
+    states = {fqn: optimizer.states.get(member, {}) for member, fqn in names.items()}
+    params = {
+        fqn: replace(param, state=states.get(fqn, {}), trainable=fqn in states)
+        for fqn, param in checkpoint.params.items()
+    }
+    groups = tuple(
+        ParamGroup(tuple(names[m] for m in group), options_)
+        for group, options_ in zip(optimizer.members, optimizer.options, strict=True)
+    )
+    notes = checkpoint.notes
+    if optimizer.is_numbered and not optimizer.names:
+        detail = "optimizer states were matched to names by order and shape; no other order fits"
+        notes = (*notes, Note(NoteKind.SYNTHESISED, ("parameter names",), detail))
+    return replace(checkpoint, params=params, groups=groups, notes=notes)
+
+
+def _fqns(
+    checkpoint: Checkpoint,
+    optimizer: OptimizerDict,
+    options: ReadOptions,
+    known: ModelNames | None,
+) -> dict[int | str, str]:
+    """Clean FQN of every member of the optimizer's groups."""
+    where, shapes = checkpoint.origin.path, {k: p.shape for k, p in checkpoint.params.items()}
+    spelled = optimizer.spelled_names()
+    if spelled is not None and options.param_order is None:
+        cleaned = clean_names(spelled.values())
+        ties = checkpoint.ties
+        return {m: ties.get(cleaned[n], cleaned[n]) for m, n in spelled.items()}
+    slots = optimizer.slots()
+    if options.param_order is not None:
+        given = match_given_order(slots, options.param_order, shapes, where)
+    elif known is not None:
+        given = _match_model(checkpoint, optimizer, known)
+    else:
+        given = match_names(slots, shapes, where)
+    return {**given}
+
+
+def _match_model(
+    checkpoint: Checkpoint, optimizer: OptimizerDict, known: ModelNames
+) -> dict[int, str]:
+    """By the names of `--model`: its trained parameters, or all where the count says so."""
+    where = checkpoint.origin.path
+    slots = optimizer.slots()
+    candidates = {n: s for n, s in known.params.items() if n not in checkpoint.ties}
+    trained = {n: s for n, s in candidates.items() if n in known.trainable}
+    count = sum(len(group) for group in slots)
+    return match_names(slots, trained if len(trained) == count else candidates, where)

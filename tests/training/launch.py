@@ -1,0 +1,83 @@
+"""Starts train.py and resume.py under torchrun for pytest, with the standard library alone."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+TAIL = 6000
+GRACE_S = 45.0  # torchrun kills workers that ignore its request after 30 s
+
+
+def run_training(
+    out_dir: Path, cases: Sequence[str], world_size: int, timeout_s: float = 300
+) -> None:
+    """Train the cases; each leaves `out_dir/<case>/` with ckpt, truth.safetensors, truth.json."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    log = out_dir / f"train_w{world_size}.log"
+    _torchrun([str(HERE / "train.py"), str(out_dir), *cases], world_size, log, timeout_s)
+
+
+def run_resume(
+    kind: str,
+    checkpoint: Path,
+    out: Path,
+    world_size: int,
+    *,
+    model_options: Mapping[str, Any] | None = None,
+    flags: Sequence[str] = (),
+    timeout_s: float = 120,
+) -> dict[str, Any]:
+    """Resume from the checkpoint; what was loaded is in `out`, the groups are returned.
+
+    `flags` are resume.py's: --plain, --flat, --optimizer sgd, --next-steps N.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    command = [str(HERE / "resume.py"), kind, str(checkpoint), str(out)]
+    command += ["--model-options", json.dumps(dict(model_options or {})), *flags]
+    _torchrun(command, world_size, out.with_suffix(".log"), timeout_s)
+    meta: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
+    return meta
+
+
+def _torchrun(script: list[str], world_size: int, log: Path, timeout_s: float) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(world_size), *script]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    with log.open("wb") as stream:
+        child = subprocess.Popen(
+            command,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"no end after {timeout_s} s: {command}\n{_tail(log)}") from None
+        finally:  # also when pytest is interrupted: no process may outlive the test
+            _end(child)
+    if code != 0:
+        raise AssertionError(f"exit code {code}: {command}\n{_tail(log)}")
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """Ask first: torchrun puts its workers into sessions of their own and ends them when asked."""
+    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
+        if child.poll() is not None:
+            return
+        os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(patience_s)
+
+
+def _tail(log: Path) -> str:
+    return log.read_bytes()[-TAIL:].decode(errors="replace")
