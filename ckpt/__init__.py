@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from ckpt.api import Conversion, convert, prepare
     from ckpt.api import open_checkpoint as open  # noqa: A004
-    from ckpt.diff import diff
+    from ckpt.comparison import diff
     from ckpt.errors import CkptError
     from ckpt.model import Checkpoint, Param, ParamGroup
     from ckpt.note import Note
@@ -44,7 +44,7 @@ _HOMES = {
     "Param": ("ckpt.model", "Param"),
     "ParamGroup": ("ckpt.model", "ParamGroup"),
     "convert": ("ckpt.api", "convert"),
-    "diff": ("ckpt.diff", "diff"),
+    "diff": ("ckpt.comparison", "diff"),
     "open": ("ckpt.api", "open_checkpoint"),
     "prepare": ("ckpt.api", "prepare"),
 }

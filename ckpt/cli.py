@@ -293,7 +293,7 @@ def diff(
 
     Exit code 0: the same; 1: different, with the first differences; 2: a problem.
     """
-    from ckpt.diff import diff as differences
+    from ckpt.comparison import diff as differences
 
     sides = [
         _open(path, need_optimizer=not weights_only, weights_only=weights_only, **options)

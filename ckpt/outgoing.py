@@ -24,7 +24,7 @@ from ckpt.model import (
 from ckpt.note import Note, NoteKind
 from ckpt.plan import OutTensor
 
-__all__ = ["job_data", "optimizer_tree", "out_state", "plain_notes", "state_dict", "weight_notes"]
+__all__ = ["attributes", "job_data", "optimizer_tree", "out_state", "plain_notes", "state_dict", "weight_notes"]
 
 STEP = "step"
 
@@ -98,7 +98,7 @@ def out_state(name: str, value: StoredTensor | Scalar) -> Plain:
 def job_data(value: Plain) -> Plain:
     """Plain data with `Opaque` instances as dicts of their attributes, tensors ready to go."""
     if isinstance(value, Opaque):
-        return job_data(_attributes(value))
+        return job_data(attributes(value))
     if isinstance(value, StoredTensor):
         return OutTensor.of(value)
     if isinstance(value, Mapping):
@@ -115,7 +115,8 @@ def job_data(value: Plain) -> Plain:
 WEIGHTS_ONLY_TYPES = (bool, int, float, complex, str, bytes, bytearray, type(None), InlineTensor)
 
 
-def _attributes(value: Opaque) -> Plain:
+def attributes(value: Opaque) -> Plain:
+    """What an instance holds, as plain data: its only argument, or its attributes."""
     state = value.state
     if isinstance(state, Mapping) and set(state) == {"args", "state"}:
         args: Sequence[Any] = state["args"]

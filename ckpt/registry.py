@@ -69,10 +69,15 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def _contents(path: Path) -> str:
+    """What is there instead, and which of it could be given."""
     if path.is_file():
         return f"a file of {path.stat().st_size} bytes. `ckpt formats` lists what can be read."
-    names = sorted(entry.name for entry in path.iterdir())
-    if not names:
+    entries = sorted(path.iterdir())
+    if not entries:
         return "the folder is empty."
+    usable = [entry.name for entry in entries if is_checkpoint(entry)]
+    if usable:
+        return f"inside it {', '.join(usable[:SHOWN_FILES])} could be; give one of them."
+    names = [entry.name for entry in entries]
     shown = ", ".join(names[:SHOWN_FILES]) + (", ..." if len(names) > SHOWN_FILES else "")
     return f"the folder holds {shown}. `ckpt formats` lists what can be read."

@@ -227,6 +227,7 @@ def _with_optimizer(
     path, tree = next(iter(parts.optimizers.items()))
     optimizer = read_optimizer(tree, f"{where}: {'.'.join(path)}")
     names = _fqns(checkpoint, optimizer, options, known)
+    checkpoint = _owned_by_members(checkpoint, set(names.values()))
     unknown = [name for name in names.values() if name not in checkpoint.params]
     if unknown:
         raise CorruptCheckpoint(
@@ -248,6 +249,23 @@ def _with_optimizer(
     return replace(checkpoint, params=params, groups=groups, notes=notes)
 
 
+def _owned_by_members(checkpoint: Checkpoint, members: set[str]) -> Checkpoint:
+    """The checkpoint with tied weights under the name that the optimizer knows them by."""
+    swaps = {
+        owner: alias
+        for alias, owner in checkpoint.ties.items()
+        if alias in members and owner not in members
+    }
+    return replace(
+        checkpoint,
+        params={swaps.get(fqn, fqn): param for fqn, param in checkpoint.params.items()},
+        ties={
+            owner if swaps.get(owner) == alias else alias: swaps.get(owner, owner)
+            for alias, owner in checkpoint.ties.items()
+        },
+    )
+
+
 def _fqns(
     checkpoint: Checkpoint,
     optimizer: OptimizerDict,
@@ -259,8 +277,7 @@ def _fqns(
     spelled = optimizer.spelled_names()
     if spelled is not None and options.param_order is None:
         cleaned = clean_names(spelled.values())
-        ties = checkpoint.ties
-        return {m: ties.get(cleaned[n], cleaned[n]) for m, n in spelled.items()}
+        return {member: cleaned[name] for member, name in spelled.items()}
     slots = optimizer.slots()
     if options.param_order is not None:
         given = match_given_order(slots, options.param_order, shapes, where)
@@ -268,7 +285,7 @@ def _fqns(
         given = _match_model(checkpoint, optimizer, known)
     else:
         given = match_names(slots, shapes, where)
-    return {**given}
+    return {slot.index: given[slot.index] for group in slots for slot in group}
 
 
 def _match_model(

@@ -145,10 +145,7 @@ def locate(path: Path, tag: str | None) -> Save:
     root = path.parent if path.is_file() else path
     folder = root if kind_of(_names(root)) else root / _choose_tag(root, tag)
     names = _names(folder)
-    if (folder / UNIVERSAL_FOLDER).is_dir():
-        raise Unsupported(
-            f"{folder}: a universal checkpoint; convert the checkpoint it was made from instead"
-        )
+    _refuse_universal(folder)
     for pattern, what in ((EXPERT, "mixture-of-experts"), (PIPELINE, "pipeline-parallel")):
         found = next((name for name in names if pattern.match(name)), None)
         if found:
@@ -157,9 +154,11 @@ def locate(path: Path, tag: str | None) -> Save:
 
 
 def _choose_tag(root: Path, tag: str | None) -> str:
-    tags = _tags(root)
+    tags, latest = _tags(root), _latest(root)
     listed = ", ".join(tags) or "none"
-    latest = _latest(root)
+    if latest is None and tag is None:
+        for name in tags:
+            _refuse_universal(root / name)
     if tag is not None:
         if tag not in tags:
             raise MissingPart(f"{root}: no tag {tag!r}; the tags there are: {listed}")
@@ -175,6 +174,13 @@ def _choose_tag(root: Path, tag: str | None) -> str:
             f"The tags there are: {listed}"
         )
     return latest
+
+
+def _refuse_universal(folder: Path) -> None:
+    if (folder / UNIVERSAL_FOLDER).is_dir():
+        raise Unsupported(
+            f"{folder}: a universal checkpoint; convert the checkpoint it was made from instead"
+        )
 
 
 def read_file(path: Path, key: str) -> Mapping[str, Any]:

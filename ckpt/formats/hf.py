@@ -31,6 +31,7 @@ SUFFIX = ".safetensors"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 METADATA = {"format": "pt"}
+JOB_FILES = ("optimizer.*", "scheduler.*", "scaler.*", "trainer_state.json", "rng_state*")
 TAKEN_ALONG = (
     "config.json",
     "generation_config.json",
@@ -81,8 +82,17 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
         ties={cleaned[alias]: cleaned[owner] for alias, owner in aliases.items()},
         groups=(),
         objects={},
-        origin=Origin("hf", str(path), metadata.get("format"), None, cleaned.stripped),
+        origin=Origin("hf", str(path), None, None, cleaned.stripped),
+        notes=_notes_beside(path),
     )
+
+
+def _notes_beside(path: Path) -> tuple[Note, ...]:
+    """Files of a job beside the weights, which this format does not understand."""
+    folder = path.parent if path.is_file() else path
+    found = [f.name for pattern in JOB_FILES for f in sorted(folder.glob(pattern))]
+    detail = "lies beside the weights and is not read"
+    return (Note(NoteKind.DROPPED, tuple(found), detail),) if found else ()
 
 
 def _files(path: Path) -> Sequence[Path]:

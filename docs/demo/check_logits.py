@@ -15,6 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is local
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 TOLERANCE = 1e-6
 
@@ -26,6 +27,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     torch.set_num_threads(1)  # as in training: sums in one order
+    logging.disable_progress_bar()
     expected = load_file(arguments.logits)
     model = AutoModelForCausalLM.from_pretrained(arguments.folder, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ckpt.assemble import compare
-from ckpt.model import Checkpoint, Plain, Scalar, StoredTensor
+from ckpt.model import Checkpoint, Opaque, Plain, Scalar, StoredTensor
+from ckpt.outgoing import attributes
 from ckpt.values import read_number
 
 __all__ = ["DiffItem", "diff"]
@@ -110,13 +111,15 @@ def _tensors(
 def _optimizers(
     a: Checkpoint, b: Checkpoint, rtol: float, atol: float, exact: bool
 ) -> Iterator[DiffItem]:
-    ours, theirs = _options_by_fqn(a), _options_by_fqn(b)
+    ours, names = _options_by_fqn(a), _names_in(a, b)
+    theirs = {names[fqn]: options for fqn, options in _options_by_fqn(b).items()}
+    spelled = {name: fqn for fqn, name in names.items()}
     yield from _one_sided("param group member", ours, theirs)
-    yield from _groups(a, b)
+    yield from _groups(a, theirs)
     for fqn in ours:
         if fqn not in theirs:
             continue
-        states = a.params[fqn].state, b.params[fqn].state
+        states = a.params[fqn].state, b.params[spelled[fqn]].state
         yield from _one_sided(f"state of {fqn}:", *states)
         for name in states[0].keys() & states[1].keys():
             x, y = states[0][name], states[1][name]
@@ -146,9 +149,19 @@ def _options_by_fqn(checkpoint: Checkpoint) -> dict[str, Mapping[str, Plain]]:
     return {fqn: group.options for group in checkpoint.groups for fqn in group.fqns}
 
 
-def _groups(a: Checkpoint, b: Checkpoint) -> Iterator[DiffItem]:
+def _names_in(a: Checkpoint, b: Checkpoint) -> dict[str, str]:
+    """The second optimizer's members by the first's names, where a tied weight has two."""
+    known = _options_by_fqn(a)
+    names = {}
+    for fqn in _options_by_fqn(b):
+        aliases = [alias for alias, owner in b.ties.items() if owner == fqn]
+        others = [name for name in (a.ties.get(fqn), *aliases) if name in known]
+        names[fqn] = fqn if fqn in known or not others else str(others[0])
+    return names
+
+
+def _groups(a: Checkpoint, theirs: Mapping[str, Mapping[str, Plain]]) -> Iterator[DiffItem]:
     """Hyper-parameters, group by group of the first checkpoint, as its members have them."""
-    theirs = _options_by_fqn(b)
     for index, group in enumerate(a.groups):
         seen = set()
         for fqn in group.fqns:
@@ -162,6 +175,7 @@ def _groups(a: Checkpoint, b: Checkpoint) -> Iterator[DiffItem]:
 
 
 def _same(a: Plain, b: Plain) -> bool:
+    a, b = (attributes(side) if isinstance(side, Opaque) else side for side in (a, b))
     numbers = read_number(a), read_number(b)
     if None not in numbers:
         return numbers[0] == numbers[1]

@@ -1,0 +1,115 @@
+"""Checkpoints of older DeepSpeed and torch versions, against the truth of the runs that wrote them.
+
+A selection stands in fixtures/checkpoints; the whole pack is used where it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import FIXTURES, PACK
+from safetensors.torch import load_file
+from truth import Truth, by_name
+
+import ckpt
+
+REFUSED = {
+    "whole_model_pt": "pickled whole model",
+    "whole_ddp_pt_w2": "pickled whole model",
+    "zero2_moe_w2": "mixture-of-experts",
+    "universal": "universal checkpoint",
+    "local": "give one of them",
+    "shardpt": "give one of them",
+    "accelerate_fsdp": "give one of them",
+    "hf_trainer_fsdp": "give one of them",
+}
+WEIGHTS_ONLY = ("plain_dcp", "hf_trainer_ddp", "accelerate_ddp")
+NO_HYPER_PARAMETERS = ("elastic",)
+
+
+def found(root: Path, pattern: str) -> list[Path]:
+    return sorted(truth.parent for truth in root.glob(pattern))
+
+
+CASES = found(FIXTURES, "*/truth.json") + found(PACK, "*/*/truth.json")
+
+
+def matches(case: Path, names: Iterable[str]) -> bool:
+    return any(name in case.name for name in names)
+
+
+def refusal(case: Path) -> str | None:
+    """The words with which a source is refused that this version cannot convert."""
+    if "universal" in case.name and (case / "ckpt").exists():
+        return None
+    return next((words for name, words in REFUSED.items() if name in case.name), None)
+
+
+READABLE = [case for case in CASES if refusal(case) is None]
+REFUSABLE = [case for case in CASES if refusal(case) is not None]
+
+
+def label(case: Path) -> str:
+    return case.name if case.parent == FIXTURES else f"{case.parent.name}/{case.name}"
+
+
+def renames(case: Path) -> list[str]:
+    """Lightning puts the network's attribute name before every parameter."""
+    return [r"^net\.="] if "lightning" in case.name else []
+
+
+def options(truth: Truth) -> dict[str, Any]:
+    """Numbered optimizer states need the order where shapes alone do not tell it."""
+    given: dict[str, Any] = {"rename_rules": renames(truth.folder)}
+    try:
+        ckpt.open(truth.source)
+    except ckpt.CkptError as problem:
+        assert "--param-order" in str(problem)
+        prefix = "net." if given["rename_rules"] else ""
+        given["param_order"] = [prefix + name for name in truth.order]
+    return given
+
+
+@pytest.mark.parametrize("case", READABLE, ids=label)
+def test_old_checkpoints_keep_everything(case: Path, tmp_path: Path) -> None:
+    truth = Truth.load(case)
+    dcp = ckpt.convert(truth.source, "dcp", tmp_path / "dcp", **options(truth))
+    ckpt.convert(dcp, "torch", tmp_path / "out.pt")
+    content = torch.load(tmp_path / "out.pt", weights_only=True)
+    expected = expected_problems(truth)
+    assert [p for p in truth.weight_problems(content["model"]) if p not in expected] == []
+    if not matches(case, WEIGHTS_ONLY):
+        problems = truth.optimizer_problems(*by_name(content["optimizer"]))
+        hyper = matches(case, NO_HYPER_PARAMETERS)
+        assert [p for p in problems if not (hyper and p.startswith("group"))] == []
+
+
+@pytest.mark.parametrize("case", READABLE, ids=label)
+def test_old_checkpoints_become_safetensors(case: Path, tmp_path: Path) -> None:
+    truth = Truth.load(case)
+    ckpt.convert(truth.source, "hf", tmp_path / "hf", rename_rules=renames(case))
+    written = load_file(tmp_path / "hf" / "model.safetensors")
+    ties = ckpt.open(tmp_path / "hf").ties
+    restored = written | {alias: written[owner] for alias, owner in ties.items()}
+    expected = expected_problems(truth)
+    assert [p for p in truth.weight_problems(restored) if p not in expected] == []
+
+
+def expected_problems(truth: Truth) -> list[str]:
+    """What was never saved: frozen parameters under exclude_frozen_parameters, and a tied name
+    that transformers leaves out of its file."""
+    gone = truth.meta["frozen"] if "excl_frozen" in truth.folder.name else []
+    if truth.folder.name.endswith(("hf_trainer_ddp_w2", "accelerate_ddp_w2")):
+        gone = list(truth.meta["tied"])
+    return [f"{name} is missing" for name in gone]
+
+
+@pytest.mark.parametrize("case", REFUSABLE, ids=label)
+def test_what_cannot_be_converted_is_refused_with_the_reason(case: Path, tmp_path: Path) -> None:
+    with pytest.raises(ckpt.CkptError, match=str(refusal(case))):
+        ckpt.convert(Truth.load(case).source, "torch", tmp_path / "out.pt")
+    assert list(tmp_path.iterdir()) == []
