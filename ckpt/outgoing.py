@@ -24,7 +24,15 @@ from ckpt.model import (
 from ckpt.note import Note, NoteKind
 from ckpt.plan import OutTensor
 
-__all__ = ["attributes", "job_data", "optimizer_tree", "out_state", "plain_notes", "state_dict", "weight_notes"]
+__all__ = [
+    "attributes",
+    "job_data",
+    "optimizer_tree",
+    "out_state",
+    "plain_notes",
+    "state_dict",
+    "weight_notes",
+]
 
 STEP = "step"
 
@@ -112,7 +120,19 @@ def job_data(value: Plain) -> Plain:
     return value if isinstance(value, WEIGHTS_ONLY_TYPES) else str(value)
 
 
-WEIGHTS_ONLY_TYPES = (bool, int, float, complex, str, bytes, bytearray, type(None), InlineTensor)
+WEIGHTS_ONLY_TYPES = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bytearray,
+    type(None),
+    DType,
+    InlineTensor,
+)
+"""What torch.load(weights_only=True) gives back; a DType is written as torch's own."""
 
 
 def attributes(value: Opaque) -> Plain:

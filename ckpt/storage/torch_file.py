@@ -245,7 +245,7 @@ def lay_out(stream: BinaryIO, tree: Plain) -> Layout:
 
     tensors: dict[int, tuple[str, Saved]] = {}
     pickled = io.BytesIO()
-    _pickler(pickled, tensors).dump(tree)
+    _pickler(pickled, tensors).dump(_with_torch_dtypes(tree))
     base = stream.tell()
     writer: Any = torch._C.PyTorchFileWriter(stream)
     data = pickled.getvalue()
@@ -261,6 +261,19 @@ def lay_out(stream: BinaryIO, tree: Plain) -> Layout:
     writer.write_end_of_file()
     stream.flush()
     return Layout(_placements(stream, base, holes))
+
+
+def _with_torch_dtypes(tree: Plain) -> Plain:
+    """The tree with torch's dtypes in the place of `DType`."""
+    if isinstance(tree, DType):
+        import torch
+
+        return getattr(torch, tree.torch_name)
+    if isinstance(tree, dict):
+        return {key: _with_torch_dtypes(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_with_torch_dtypes(value) for value in tree)
+    return tree
 
 
 def _placements(stream: BinaryIO, base: int, holes: list[tuple[str, OutTensor]]) -> list[Placement]:
