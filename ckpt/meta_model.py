@@ -82,7 +82,10 @@ def names_of(model: Any) -> ModelNames:
 
 
 def transformers_model(folder: Path) -> ModelNames | None:
-    """The model that a folder's config.json describes; None where transformers cannot tell."""
+    """The model that a folder's config.json describes; None where transformers cannot tell.
+
+    A config without `architectures` is taken to be a causal language model's.
+    """
     try:
         import torch
         import transformers
@@ -91,9 +94,12 @@ def transformers_model(folder: Path) -> ModelNames | None:
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     names = getattr(config, "architectures", None) or []
     model_class = getattr(transformers, names[0], None) if names else None
-    if model_class is None:
-        return None
     with torch.device("meta"):
-        model = model_class(config)
+        if model_class is not None:
+            model = model_class(config)
+        elif not names and type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        else:
+            return None
         model.tie_weights()
     return names_of(model)

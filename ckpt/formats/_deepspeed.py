@@ -120,7 +120,7 @@ def _tags(root: Path) -> list[str]:
 def guess_kind(path: Path) -> str | None:
     """The kind of the checkpoint at a root, a tag folder or a file, by names only."""
     folder = path.parent if path.is_file() else path
-    if path.is_file() and kind_of([path.name]) is None:
+    if path.is_file() and path.name != LATEST and kind_of([path.name]) is None:
         return None
     here = kind_of(_names(folder))
     if here is not None:
