@@ -23,7 +23,7 @@ from ckpt.moves import Move, Run, run_numel, runs_of
 
 __all__ = ["copy"]
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 1 << 20  # fits a core's cache between reading, checksumming and writing
 SHORT_RUN_BYTES = 2048
 WORKERS = 2
 
