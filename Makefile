@@ -47,6 +47,10 @@ format: $(INSTALLED) ## Apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+.PHONY: docs
+docs: $(INSTALLED) ## Write the formats' documentation from their code
+	$(BIN)/python docs/generate.py
+
 # DeepSpeed compiles a C++ operator the first time it runs on a machine. Once, before the tests:
 # inside them the time would count against one test's limit.
 .PHONY: warm

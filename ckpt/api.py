@@ -10,7 +10,9 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec
 
 import ckpt.registry as registry
 from ckpt.errors import LossRefused
@@ -122,40 +124,61 @@ def prepare(
     Raises:
         CkptError: see `ckpt.errors`; the message says what to do.
     """
-    target = registry.target(to)
-    path = Path(source)
+    target, path = registry.target(to), Path(source)
     goal = Path(output) if output is not None else default_output(path, target)
     if path.exists():
         check_output(goal, path, overwrite=overwrite)
     keeps_optimizer = Part.OPTIMIZER in target.keeps and not weights_only
-    whole = open_checkpoint(
-        path, tag=tag, key=key, rename_rules=rename_rules, param_order=param_order, model=model,
-        need_optimizer=keeps_optimizer,
+    checkpoint = tie_equal_weights(
+        open_checkpoint(
+            path, tag=tag, key=key, rename_rules=rename_rules, param_order=param_order,
+            model=model, need_optimizer=keeps_optimizer,
+        )
     )  # fmt: skip
-    checkpoint = tie_equal_weights(whole)
     losses = _losses(checkpoint, target, weights_only)
     if weights_only:
         checkpoint = checkpoint.without_job()
-    options = WriteOptions(
-        None if dtype is None else WeightDType(dtype),
-        max_shard_bytes,
-        None if hf_config is None else Path(hf_config),
-    )
+    options = _write_options(dtype, max_shard_bytes, hf_config)
     assert target.plan is not None, "registry.target returns formats that can be written"
     plan = target.plan(checkpoint, options)
     notes = (*checkpoint.notes, *losses, *plan.notes)
-    refused = [note for note in notes if note.needs_consent]
-    if refused and not allow_loss:
-        told = "; ".join(str(note) for note in refused)
-        raise LossRefused(f"{path}: {told}. Convert with --allow-loss to go on without.")
+    _require_consent(path, notes, allow_loss)
     check_space(plan, goal)
     asked = (to, options, tag, key, tuple(rename_rules), param_order, model, weights_only)
     return Conversion(checkpoint, target, goal, plan, notes, _digest(path, repr(asked)))
 
 
-def convert(source: PathLike, to: str, output: PathLike | None = None, **options: object) -> Path:
-    """Convert a checkpoint; returns the path of the output. Options: see `prepare`."""
-    return prepare(source, to, output, **options).run()  # type: ignore[arg-type]
+def _write_options(
+    dtype: WeightDType | str | None, max_shard_bytes: int, hf_config: PathLike | None
+) -> WriteOptions:
+    return WriteOptions(
+        None if dtype is None else WeightDType(dtype),
+        max_shard_bytes,
+        None if hf_config is None else Path(hf_config),
+    )
+
+
+P = ParamSpec("P")
+
+
+def _run_at_once(plan: Callable[P, Conversion]) -> Callable[P, Path]:
+    @wraps(plan)
+    def run(*args: P.args, **kwargs: P.kwargs) -> Path:
+        return plan(*args, **kwargs).run()
+
+    run.__doc__ = "Convert a checkpoint; returns the output's path. Arguments: see `prepare`."
+    return run
+
+
+convert = _run_at_once(prepare)
+
+
+def _require_consent(source: Path, notes: Sequence[Note], allow_loss: bool) -> None:
+    refused = [str(note) for note in notes if note.needs_consent]
+    if refused and not allow_loss:
+        raise LossRefused(
+            f"{source}: {'; '.join(refused)}. Convert with --allow-loss to go on without."
+        )
 
 
 def default_output(source: Path, target: Format) -> Path:

@@ -98,7 +98,8 @@ def transformers_model(folder: Path) -> ModelNames | None:
         if model_class is not None:
             model = model_class(config)
         elif not names and type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-            model = transformers.AutoModelForCausalLM.from_config(config)
+            auto_class: Any = transformers.AutoModelForCausalLM
+            model = auto_class.from_config(config)
         else:
             return None
         model.tie_weights()

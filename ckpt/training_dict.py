@@ -80,16 +80,7 @@ def read_training_dict(
         objects=parts.rest,
         origin=origin,
     )
-    if not parts.optimizers:
-        return checkpoint
-    try:
-        return _with_optimizer(checkpoint, parts, options, known)
-    except (AmbiguousSource, CorruptCheckpoint) as problem:
-        if options.need_optimizer:
-            raise
-        paths = tuple(".".join(path) for path in parts.optimizers)
-        note = Note(NoteKind.DROPPED, paths, str(problem).removeprefix(f"{origin.path}: "))
-        return replace(checkpoint, notes=(*checkpoint.notes, note))
+    return _with_optimizer_if_clear(checkpoint, parts, options, known)
 
 
 # --- finding ------------------------------------------------------------------------------------
@@ -213,6 +204,23 @@ def _buffer_names(tensors: Mapping[str, StoredTensor], known: ModelNames | None)
 
 
 # --- the optimizer ------------------------------------------------------------------------------
+
+
+def _with_optimizer_if_clear(
+    checkpoint: Checkpoint, parts: TrainingDict, options: ReadOptions, known: ModelNames | None
+) -> Checkpoint:
+    """With the optimizer; without it and with a note where it is unclear and not needed."""
+    if not parts.optimizers:
+        return checkpoint
+    try:
+        return _with_optimizer(checkpoint, parts, options, known)
+    except (AmbiguousSource, CorruptCheckpoint) as problem:
+        if options.need_optimizer:
+            raise
+        paths = tuple(".".join(path) for path in parts.optimizers)
+        detail = str(problem).removeprefix(f"{checkpoint.origin.path}: ")
+        note = Note(NoteKind.DROPPED, paths, detail)
+        return replace(checkpoint, notes=(*checkpoint.notes, note))
 
 
 def _with_optimizer(

@@ -21,12 +21,17 @@ from ckpt.meta_model import build_model
 from ckpt.model import Checkpoint, InlineTensor, Origin, Plain
 from ckpt.outgoing import job_data, optimizer_tree, plain_notes, state_dict, weight_notes
 from ckpt.plan import OutTensor, WritePlan
-from ckpt.storage.dcp_files import DcpDataFile, OutItem, metadata_file, read_items
+from ckpt.storage.dcp_files import (
+    DATA_SUFFIX,
+    METADATA_FILE,
+    DcpDataFile,
+    OutItem,
+    metadata_file,
+    read_items,
+)
 from ckpt.training_dict import read_training_dict
 
 MODEL, OPTIMIZER = "model", "optimizer"
-METADATA_FILE = ".metadata"
-DATA_SUFFIX = ".distcp"
 MAX_CHUNK_BYTES = 256 << 20  # a loading rank reads whole chunks
 MAX_FILE_BYTES = 4 << 30
 

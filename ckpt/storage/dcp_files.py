@@ -24,9 +24,18 @@ from ckpt.model import InlineTensor, Opaque, Plain, StoredChunk, StoredTensor
 from ckpt.plan import CommitFile, FileSpans, Layout, OutTensor, Placement
 from ckpt.storage import safe_pickle, torch_file
 
-__all__ = ["DcpDataFile", "DcpItem", "OutItem", "metadata_file", "read_items"]
+__all__ = [
+    "DATA_SUFFIX",
+    "METADATA_FILE",
+    "DcpDataFile",
+    "DcpItem",
+    "OutItem",
+    "metadata_file",
+    "read_items",
+]
 
 METADATA_FILE = ".metadata"
+DATA_SUFFIX = ".distcp"
 _METADATA = "torch.distributed.checkpoint.metadata"
 METADATA_CLASSES = frozenset(
     {

@@ -14,7 +14,7 @@ import pickle
 import struct
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -124,25 +124,41 @@ def read_item(
             f"{where}: the archive is truncated or damaged ({problem}). "
             "Copy it again from the machine that wrote it, or use an earlier save."
         ) from problem
-    storages: dict[str, StorageRef] = {}
+    records = _Records(stream, where, offset, length, root, names)
+    return safe_pickle.loads(data, where, records.load, data_classes)
 
-    def persistent_load(pid: Any) -> StorageRef:
+
+class _Records:
+    """The storages of one archive, found when the pickle asks for them."""
+
+    def __init__(
+        self,
+        stream: BinaryIO,
+        where: str,
+        offset: int,
+        length: int,
+        root: str,
+        names: Mapping[str, zipfile.ZipInfo],
+    ) -> None:
+        self._stream, self._where, self._names, self._root = stream, where, names, root
+        self._offset, self._length = offset, length
+        self._storages: dict[str, StorageRef] = {}
+
+    def load(self, pid: Any) -> StorageRef:
+        """The storage of a persistent id, `("storage", type, key, location, numel)`."""
         dtype, key, numel = pid[1], str(pid[2]), int(pid[4])
-        if key not in storages:
-            info = names.get(f"{root}data/{key}")
-            if info is None:
-                raise CorruptCheckpoint(f"{where}: record data/{key} is missing")
-            begin = _data_offset(stream, where, offset, length, info)
-            if info.file_size != numel * dtype.itemsize:
+        if key not in self._storages:
+            info = self._names.get(f"{self._root}data/{key}")
+            if info is None or info.file_size != numel * dtype.itemsize:
+                found = "nothing" if info is None else f"{info.file_size} bytes"
                 raise CorruptCheckpoint(
-                    f"{where}: record data/{key} has {info.file_size} bytes, expected "
-                    f"{numel * dtype.itemsize}"
+                    f"{self._where}: record data/{key} holds {found}, expected "
+                    f"{numel * dtype.itemsize} bytes"
                 )
-            record = Record(where, begin, info.file_size, info.CRC or None)
-            storages[key] = StorageRef(dtype, record)
-        return storages[key]
-
-    return safe_pickle.loads(data, where, persistent_load, data_classes)
+            begin = _data_offset(self._stream, self._where, self._offset, self._length, info)
+            record = Record(self._where, begin, info.file_size, info.CRC or None)
+            self._storages[key] = StorageRef(dtype, record)
+        return self._storages[key]
 
 
 def _data_offset(

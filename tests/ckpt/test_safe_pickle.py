@@ -239,7 +239,7 @@ def test_a_class_that_is_not_data_is_refused_with_its_name_and_the_file() -> Non
     ("function", "name"),
     [
         (os.system, "posix.system"),
-        (subprocess.check_output, "subprocess.check_output"),
+        (subprocess.check_output, "check_output"),
         (functools.partial(os.system), "functools.partial"),
     ],
 )
