@@ -32,7 +32,19 @@ __all__ = [
 
 
 class CkptError(Exception):
-    """A problem with a checkpoint or an output that its owner can act on."""
+    """A problem with a checkpoint or an output that its owner can act on.
+
+    Attributes:
+        problem: what was read, where, what was expected.
+        hint: what to do, where that depends on what the user wants.
+    """
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(f"{problem} {hint}".rstrip())
+        self.problem, self.hint = problem, hint
+
+    def __str__(self) -> str:  # those that are an OSError too would format an errno
+        return f"{self.problem} {self.hint}".rstrip()
 
 
 class UnknownFormat(CkptError, ValueError):
@@ -50,9 +62,6 @@ class CorruptCheckpoint(CkptError, ValueError):
 class MissingPart(CkptError, FileNotFoundError):
     """A shard is missing, or the source lacks what the target needs."""
 
-    def __str__(self) -> str:  # FileNotFoundError would format an errno
-        return str(self.args[0]) if self.args else ""
-
 
 class UnsafePickle(CkptError, ValueError):
     """A pickle asks for a global that is not plain data; it was not executed."""
@@ -65,15 +74,9 @@ class Unsupported(CkptError, ValueError):
 class OutputExists(CkptError, FileExistsError):
     """The output path is taken."""
 
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
-
 
 class NoSpace(CkptError, OSError):
     """There is less free disk space than the output takes."""
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
 
 class LossRefused(CkptError, ValueError):

@@ -75,7 +75,8 @@ def match_names(
     if full not in layers[-1]:
         raise CorruptCheckpoint(
             f"{where}: the optimizer's states fit no order of the model's {len(names)} parameters; "
-            f"they seem to belong to another model. {WAYS_OUT}"
+            "they seem to belong to another model.",
+            WAYS_OUT,
         )
     first, last = (
         {
@@ -89,7 +90,8 @@ def match_names(
         unclear = [name for index, name in first.items() if numbers.get(name) != index]
         raise AmbiguousSource(
             f"{where}: order and shapes do not tell which optimizer state belongs to "
-            f"{summarise(unclear)}. {WAYS_OUT}"
+            f"{summarise(unclear)}.",
+            WAYS_OUT,
         )
     return first
 
@@ -116,7 +118,7 @@ def _reachable(
                 following[step] = min(following.get(step, 0) + ways, 2)
         states += len(following)
         if states > MAX_SEARCH_STATES:
-            raise AmbiguousSource(f"{where}: too many possible orders of parameters. {WAYS_OUT}")
+            raise AmbiguousSource(f"{where}: too many possible orders of parameters.", WAYS_OUT)
         layers.append(following)
     return layers
 

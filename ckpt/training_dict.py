@@ -218,7 +218,7 @@ def _with_optimizer_if_clear(
         if options.need_optimizer:
             raise
         paths = tuple(".".join(path) for path in parts.optimizers)
-        detail = str(problem).removeprefix(f"{checkpoint.origin.path}: ")
+        detail = problem.problem.removeprefix(f"{checkpoint.origin.path}: ")
         note = Note(NoteKind.DROPPED, paths, detail)
         return replace(checkpoint, notes=(*checkpoint.notes, note))
 
@@ -250,11 +250,37 @@ def _with_optimizer(
         ParamGroup(tuple(names[m] for m in group), options_)
         for group, options_ in zip(optimizer.members, optimizer.options, strict=True)
     )
-    notes = checkpoint.notes
-    if optimizer.is_numbered and not optimizer.names:
-        detail = "optimizer states were matched to names by order and shape; no other order fits"
-        notes = (*notes, Note(NoteKind.SYNTHESISED, ("parameter names",), detail))
-    return replace(checkpoint, params=params, groups=groups, notes=notes)
+    checkpoint = replace(checkpoint, params=params, groups=groups)
+    if not optimizer.is_numbered:
+        return _in_model_order(checkpoint)
+    if optimizer.names:
+        return checkpoint
+    detail = "optimizer states were matched to names by order and shape; no other order fits"
+    note = Note(NoteKind.SYNTHESISED, ("parameter names",), detail)
+    return replace(checkpoint, notes=(*checkpoint.notes, note))
+
+
+def _in_model_order(checkpoint: Checkpoint) -> Checkpoint:
+    """With each param group in the model's order, and a note where that changes it.
+
+    FSDP1 with flat parameters lists a group unit by unit. Its frameworks match by name; a plain
+    torch optimizer matches by position, and its positions are those of the model.
+    """
+    position = {fqn: at for at, fqn in enumerate(checkpoint.params)}
+    groups = tuple(
+        replace(group, fqns=tuple(sorted(group.fqns, key=position.__getitem__)))
+        for group in checkpoint.groups
+    )
+    if groups == checkpoint.groups:
+        return checkpoint
+    moved = tuple(
+        f"param group {index}"
+        for index, (new, old) in enumerate(zip(groups, checkpoint.groups, strict=True))
+        if new != old
+    )
+    detail = "listed unit by unit, as FSDP1 with flat parameters does; put in the model's order"
+    note = Note(NoteKind.SYNTHESISED, moved, detail)
+    return replace(checkpoint, groups=groups, notes=(*checkpoint.notes, note))
 
 
 def _owned_by_members(checkpoint: Checkpoint, members: set[str]) -> Checkpoint:

@@ -116,7 +116,7 @@ class Truth:
 
     def _group_problems(self, groups: list[Mapping[str, Any]]) -> Iterator[str]:
         wanted = self.meta["param_groups"]
-        if [sorted(g["params"]) for g in groups] != [sorted(g["params"]) for g in wanted]:
+        if [list(g["params"]) for g in groups] != [g["params"] for g in wanted]:
             yield "param groups have other members"
         for index, (got, want) in enumerate(zip(groups, wanted, strict=False)):
             for name in ("lr", "weight_decay", "betas", "eps", "momentum"):

@@ -62,7 +62,11 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
         content.get("param_shapes") or ranks[0].get("param_shapes"), model_path
     )
     trained = _cut(partitions, shapes, save)
-    if not _is_round_robin(content):
+    if _is_round_robin(content):
+        trained.groups = [
+            (_before_round_robin(names, len(files)), options) for names, options in trained.groups
+        ]
+    else:
         _check_slices(partitions, shapes, save)
     origin = Origin(
         format=f"zero{stage}",
@@ -191,6 +195,16 @@ def _is_round_robin(content: Mapping[str, Any]) -> bool:
     """Under round_robin_gradients `param_slice_mappings` are those of the order before it."""
     zero = (content.get("ds_config") or {}).get("zero_optimization")
     return isinstance(zero, Mapping) and bool(zero.get("round_robin_gradients"))
+
+
+def _before_round_robin(names: Sequence[str], world_size: int) -> list[str]:
+    """A group in the optimizer's own order: parameter i went to rank i modulo the world size.
+
+    Source: deepspeed 0.19.8 stage_1_and_2.py `_round_robin_reorder`.
+    """
+    order = [i for rank in range(world_size) for i in range(rank, len(names), world_size)]
+    original = dict(zip(order, names, strict=True))
+    return [original[index] for index in range(len(names))]
 
 
 def _check_slices(

@@ -82,14 +82,17 @@ def read_items(folder: Path) -> list[DcpItem]:
     """
     metadata = _read_metadata(folder)
     paths = metadata.get("planner_data") or {}
-    by_fqn: dict[str, list[Any]] = {}
-    for index, info in metadata["storage_data"].items():
-        by_fqn.setdefault(_fields(index)["fqn"], []).append((_fields(index), _fields(info)))
     reader = _ItemReader(folder)
     try:
+        by_fqn: dict[str, list[Any]] = {}
+        for index, info in metadata["storage_data"].items():
+            by_fqn.setdefault(_fields(index)["fqn"], []).append((_fields(index), _fields(info)))
+        entries = metadata["state_dict_metadata"]
+        # Entries come in the order in which ranks were given work; paths in that of the dict.
+        order = dict.fromkeys([*(fqn for fqn in paths if fqn in entries), *entries])
         return [
-            DcpItem(tuple(paths.get(fqn) or (fqn,)), _read_entry(reader, fqn, entry, by_fqn))
-            for fqn, entry in metadata["state_dict_metadata"].items()
+            DcpItem(tuple(paths.get(fqn) or (fqn,)), _read_entry(reader, fqn, entries[fqn], by_fqn))
+            for fqn in order
         ]
     except (KeyError, TypeError, AttributeError) as problem:
         raise CorruptCheckpoint(

@@ -6,7 +6,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from pathlib import Path
 from threading import Lock
@@ -205,10 +205,9 @@ def test_long_and_short_runs_of_one_record_that_overlap_arrive_whole(disk: Disk)
 
 # --- casts --------------------------------------------------------------------------------------
 
-HARD_VALUES = torch.tensor(
-    [0.0, -0.0, 1.0, 1 + 2**-8, 1 + 2**-9, 65504.0, 65519.9, 65520.0, 1e-8, 6e-8, 3.4e38]
-    + [float("inf"), -float("inf"), float("nan"), 1 / 3, -2 / 3]
-)
+ROUNDED = [0.0, -0.0, 1.0, 1 + 2**-8, 1 + 2**-9, 65504.0, 65519.9, 65520.0, 1e-8, 6e-8, 3.4e38]
+ODD = [float("inf"), -float("inf"), float("nan"), 1 / 3, -2 / 3]
+HARD_VALUES = torch.tensor([*ROUNDED, *ODD])
 
 
 @pytest.mark.parametrize("target", [DType.bfloat16, DType.float16, DType.float64])
@@ -310,7 +309,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def cells(edges: Sequence[Sequence[int]]) -> Iterator[Chunk]:
-    spans = [list(zip(edge, edge[1:], strict=False)) for edge in edges]
+    spans = [list(pairwise(edge)) for edge in edges]
     for cell in product(*spans):
         yield Chunk(tuple(a for a, _ in cell), tuple(b - a for a, b in cell))
 

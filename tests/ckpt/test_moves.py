@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 import numpy as np
@@ -62,10 +62,8 @@ def cut_tensors(draw: st.DrawFn) -> tuple[StoredTensor, dict[str, Elements], Ele
     """A tensor cut into a random grid of boxes, its records, and its elements."""
     shape = tuple(draw(st.lists(st.integers(1, 4), max_size=4)))
     elements = np.arange(prod(shape)).reshape(shape)
-    edges = [
-        sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=2))}) for size in shape
-    ]
-    spans = [list(zip(edge, edge[1:], strict=False)) for edge in edges]
+    edges = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=2))}) for size in shape]
+    spans = [list(pairwise(edge)) for edge in edges]
     stored, records = [], {}
     for number, cell in enumerate(product(*spans)):
         chunk = Chunk(tuple(a for a, _ in cell), tuple(b - a for a, b in cell))

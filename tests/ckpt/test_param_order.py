@@ -132,7 +132,7 @@ def test_a_0_dimensional_parameter_has_a_shape_like_any_other() -> None:
 
 def test_equal_shapes_of_which_one_is_frozen_are_ambiguous_and_named() -> None:
     shapes = {"first": MATRIX, "second": MATRIX, "bias": VECTOR}
-    with pytest.raises(AmbiguousSource, match="first|second") as refusal:
+    with pytest.raises(AmbiguousSource, match=r"first|second") as refusal:
         match_names(groups_of([MATRIX, VECTOR]), shapes, WHERE)
     assert "bias" not in str(refusal.value)
 
@@ -145,7 +145,7 @@ def test_equal_shapes_in_two_groups_are_ambiguous_and_named() -> None:
 
 
 def test_slots_without_state_in_two_groups_are_ambiguous() -> None:
-    with pytest.raises(AmbiguousSource, match="a, b|b, a"):
+    with pytest.raises(AmbiguousSource, match=r"a, b|b, a"):
         match_names(groups_of([None], [None]), {"a": MATRIX, "b": VECTOR}, WHERE)
 
 
