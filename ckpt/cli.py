@@ -183,7 +183,7 @@ def _tell_result(
         )
     elif not quiet:
         done = "would write" if dry_run else "wrote"
-        click.echo(f"{done} {conversion.output}" + ("" if dry_run else f" in {seconds:.1f} s"))
+        click.echo(f"{done} {conversion.output}" + ("" if dry_run else f" in {seconds:.2f} s"))
 
 
 @contextmanager

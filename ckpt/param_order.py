@@ -86,11 +86,15 @@ def match_names(
         for pick in (0, -1)
     )
     if layers[-1][full] > 1:
-        numbers = {name: index for index, name in last.items()}
-        unclear = [name for index, name in first.items() if numbers.get(name) != index]
+        unclear = {
+            name
+            for index in first
+            for name in (first[index], last[index])
+            if first[index] != last[index]
+        }
         raise AmbiguousSource(
             f"{where}: order and shapes do not tell which optimizer state belongs to "
-            f"{summarise(unclear)}.",
+            f"{summarise(name for name in names if name in unclear)}.",
             WAYS_OUT,
         )
     return first
