@@ -16,7 +16,7 @@ from typing import ParamSpec
 
 import ckpt.registry as registry
 from ckpt.errors import LossRefused
-from ckpt.execute import check_output, check_space, execute
+from ckpt.execute import check_output, check_replaceable, check_space, execute
 from ckpt.format import DEFAULT_SHARD_BYTES, Format, Part, ReadOptions, WeightDType, WriteOptions
 from ckpt.model import Checkpoint
 from ckpt.names import rename
@@ -143,9 +143,10 @@ def prepare(
     plan = target.plan(checkpoint, options)
     notes = (*checkpoint.notes, *losses, *plan.notes)
     _require_consent(path, notes, allow_loss)
+    check_replaceable(plan, goal)
     check_space(plan, goal)
     asked = (to, options, tag, key, tuple(rename_rules), param_order, model, weights_only)
-    return Conversion(checkpoint, target, goal, plan, notes, _digest(path, repr(asked)))
+    return Conversion(checkpoint, target, goal, plan, notes, _digest(checkpoint, repr(asked)))
 
 
 def _write_options(
@@ -199,9 +200,9 @@ def _losses(checkpoint: Checkpoint, target: Format, weights_only: bool) -> list[
     return losses
 
 
-def _digest(source: Path, asked: str) -> str:
-    """Identifies a source's files as they are now, and what was asked for."""
-    folder = source if source.is_dir() else source.parent
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    state = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-    return hashlib.sha256(repr((asked, state)).encode()).hexdigest()
+def _digest(checkpoint: Checkpoint, asked: str) -> str:
+    """Identifies the files of a source as they are now, and what was asked for."""
+    paths = {chunk.record.path for _, tensor in checkpoint.tensors() for chunk in tensor.chunks}
+    found = {path: Path(path).stat() for path in sorted(paths)}
+    stats = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in found.items()]
+    return hashlib.sha256(repr((asked, stats)).encode()).hexdigest()

@@ -50,7 +50,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How well chunks tile a tensor: elements nobody stores, elements stored more than once."""
+    """How well chunks tile a tensor: elements nobody stores, copies of elements stored already."""
 
     missing: int
     repeated: int
@@ -102,19 +102,39 @@ def _in_row(index: int, shape: tuple[int, ...], start: int, stop: int) -> Iterat
 
 
 def coverage(shape: Sequence[int], chunks: Sequence[Chunk]) -> Coverage:
-    """How many elements of a tensor the chunks leave out, and how many they store twice.
+    """How many elements of a tensor the chunks leave out, and how many they store again.
 
     Sorts by the first dimension and compares only chunks that can meet, so that a tensor in
     thousands of slices along dimension 0 costs no more than the sorting.
     """
     boxes = sorted((c for c in chunks if c.numel), key=lambda c: c.offsets)
-    repeated, reach = 0, list[Chunk]()
+    distinct, reach = 0, list[Chunk]()
     for box in boxes:
         start = box.offsets[0] if box.offsets else 0
         reach = [b for b in reach if not b.offsets or b.offsets[0] + b.sizes[0] > start]
+        fresh = [box]
         for other in reach:
-            common = box.intersect(other)
-            repeated += common.numel if common else 0
-        reach.append(box)
-    stored = sum(box.numel for box in boxes)
-    return Coverage(missing=max(prod(shape) - (stored - repeated), 0), repeated=repeated)
+            fresh = [part for piece in fresh for part in _outside(piece, other)]
+        distinct += sum(part.numel for part in fresh)
+        reach += fresh
+    return Coverage(prod(shape) - distinct, sum(box.numel for box in boxes) - distinct)
+
+
+def _outside(box: Chunk, other: Chunk) -> Iterator[Chunk]:
+    """The parts of a box that lie outside of another, as disjoint boxes."""
+    common = box if not box.sizes else box.intersect(other)
+    if common is None:
+        yield box
+        return
+    offsets, sizes = list(box.offsets), list(box.sizes)
+    for dim, (start, size) in enumerate(zip(common.offsets, common.sizes, strict=True)):
+        for first, count in (
+            (offsets[dim], start - offsets[dim]),
+            (start + size, offsets[dim] + sizes[dim] - start - size),
+        ):
+            if count:
+                yield Chunk(
+                    (*offsets[:dim], first, *offsets[dim + 1 :]),
+                    (*sizes[:dim], count, *sizes[dim + 1 :]),
+                )
+        offsets[dim], sizes[dim] = start, size

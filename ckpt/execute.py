@@ -13,7 +13,8 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO
@@ -22,10 +23,11 @@ from ckpt.copying import copy
 from ckpt.errors import NoSpace, OutputExists
 from ckpt.model import Record
 from ckpt.moves import Move, moves_of
+from ckpt.note import summarise
 from ckpt.plan import WritePlan
-from ckpt.registry import is_checkpoint
+from ckpt.registry import formats
 
-__all__ = ["check_output", "check_space", "execute"]
+__all__ = ["check_output", "check_replaceable", "check_space", "execute"]
 
 JOURNAL_FILE = ".journal"
 JOURNAL_INTERVAL_S = 10.0
@@ -34,7 +36,7 @@ SINGLE = "output"
 
 
 def check_output(output: Path, source: Path, *, overwrite: bool) -> None:
-    """Refuses an output that is there, or that may not be replaced.
+    """Refuses an output that is there, or that is a part of the source.
 
     Raises:
         OutputExists: see above; the message says what to do.
@@ -43,12 +45,34 @@ def check_output(output: Path, source: Path, *, overwrite: bool) -> None:
         return
     if not overwrite:
         raise OutputExists(f"{output}: already exists; choose another with -o, or use --overwrite")
-    resolved, inside = output.resolve(), source.resolve()
-    if resolved == inside or resolved in inside.parents:
-        raise OutputExists(f"{output}: holds the source; choose another output with -o")
-    if output.is_dir() and any(output.iterdir()) and not is_checkpoint(output):
+    ours, theirs = output.resolve(), source.resolve()
+    if ours == theirs or ours in theirs.parents or theirs in ours.parents:
         raise OutputExists(
-            f"{output}: a folder that is no checkpoint is not replaced, even with --overwrite"
+            f"{output}: is the source, holds it or is a part of it; choose another with -o"
+        )
+
+
+def check_replaceable(plan: WritePlan, output: Path) -> None:
+    """Refuses to replace a folder that holds anything but files of a checkpoint.
+
+    Raises:
+        OutputExists: names what would be deleted.
+    """
+    if not output.is_dir():
+        return
+    ours = {file.path for file in plan.files}
+    ours |= {file.path for file in plan.commit} | {file.path for file in plan.copied}
+    patterns = [pattern for item in formats() for pattern in item.outputs]
+    strangers = [
+        entry.name
+        for entry in sorted(output.iterdir())
+        if entry.name not in ours
+        and (entry.is_dir() or not any(fnmatch(entry.name, pattern) for pattern in patterns))
+    ]
+    if strangers:
+        raise OutputExists(
+            f"{output}: a folder that is not only a checkpoint ({summarise(strangers)}) is not "
+            "replaced, even with --overwrite; choose another output with -o"
         )
 
 
@@ -82,13 +106,17 @@ def execute(
         Either way, and on KeyboardInterrupt, nothing is left behind.
     """
     partial = output.absolute().with_name(f".{output.name}.partial")
-    journal = _Journal(partial, digest)
+    made = [folder for folder in partial.parents if not folder.exists()]
     try:
+        journal = _Journal(partial, digest)
         _fill(plan, partial, journal, progress)
         (partial / JOURNAL_FILE).unlink()
         _publish(partial / SINGLE if plan.is_single_file else partial, output)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):
+            for folder in made:
+                folder.rmdir()
         raise
     if plan.is_single_file:
         partial.rmdir()

@@ -106,6 +106,8 @@ class Format:
         keeps: the parts an output holds; what a checkpoint has beyond that is lost and said.
         aliases: other words for `--to`.
         output_suffix: how the default output name ends, such as `.pt`; empty for folders.
+        outputs: patterns of the names that an output folder may hold; with `--overwrite` only
+            a folder of nothing else is replaced.
     """
 
     name: str
@@ -116,3 +118,4 @@ class Format:
     keeps: frozenset[Part] = frozenset(Part)
     aliases: tuple[str, ...] = ()
     output_suffix: str = ""
+    outputs: tuple[str, ...] = ()

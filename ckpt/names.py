@@ -51,7 +51,7 @@ def parse_renames(rules: Iterable[str]) -> list[tuple[re.Pattern[str], str]]:
     """
     parsed = []
     for rule in rules:
-        pattern, separator, replacement = rule.partition("=")
+        pattern, separator, replacement = rule.rpartition("=")
         if not separator:
             raise AmbiguousSource(f"--rename {rule!r}: expected REGEX=REPLACEMENT")
         try:
@@ -68,21 +68,21 @@ def clean_names(names: Iterable[str]) -> CleanNames:
         AmbiguousSource: two different names become one.
     """
     originals = list(dict.fromkeys(names))
-    cleaned, stripped = dict(zip(originals, originals, strict=True)), []
-    changed = True
-    while changed:
-        changed = False
+    cleaned, stripped = originals, list[str]()
+    while True:
+        before = cleaned
         for segment in ANYWHERE:
-            if any(segment in name for name in cleaned.values()):
-                cleaned = {k: _without_segment(v, segment) for k, v in cleaned.items()}
-                stripped.append(segment)
-                changed = True
-        if cleaned and all(name.startswith(LEADING) for name in cleaned.values()):
-            cleaned = {k: v.removeprefix(LEADING) for k, v in cleaned.items()}
+            shorter = [_without_segment(name, segment) for name in cleaned]
+            stripped += [segment] if shorter != cleaned else []
+            cleaned = shorter
+        if cleaned and all(name.startswith(LEADING) for name in cleaned):
+            cleaned = [name.removeprefix(LEADING) for name in cleaned]
             stripped.append(LEADING)
-            changed = True
-    _refuse_collisions(cleaned)
-    return CleanNames(cleaned, tuple(dict.fromkeys(stripped)))
+        if cleaned == before:
+            break
+    by_original = dict(zip(originals, cleaned, strict=True))
+    _refuse_collisions(by_original)
+    return CleanNames(by_original, tuple(dict.fromkeys(stripped)))
 
 
 def rename(checkpoint: Checkpoint, rules: Iterable[str]) -> Checkpoint:
@@ -93,7 +93,12 @@ def rename(checkpoint: Checkpoint, rules: Iterable[str]) -> Checkpoint:
     """
     names = {name: name for name in checkpoint.order}
     for pattern, replacement in parse_renames(rules):
-        names = {k: pattern.sub(replacement, v) for k, v in names.items()}
+        try:
+            names = {k: pattern.sub(replacement, v) for k, v in names.items()}
+        except (re.error, IndexError) as problem:
+            raise AmbiguousSource(
+                f"--rename {pattern.pattern}={replacement}: {problem}"
+            ) from problem
     _refuse_collisions(names)
     changed = tuple(f"{old} -> {new}" for old, new in names.items() if old != new)
     if not changed:

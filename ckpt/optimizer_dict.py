@@ -23,6 +23,7 @@ __all__ = ["OptimizerDict", "is_optimizer", "read_optimizer"]
 
 Member = int | str
 States = Mapping[Member, Mapping[str, StoredTensor | Scalar]]
+FACTORED = ("_row", "_col")  # Adafactor's states: rows and columns of the second moment
 FLAT_STATE, FLAT_GROUPS = "state.", "param_groups."
 
 
@@ -61,13 +62,11 @@ class OptimizerDict:
         ]
 
     def _shape(self, member: Member) -> tuple[int, ...] | None:
-        """The parameter's shape: that of the elementwise states, or None when there are none."""
-        shapes = {
-            value.shape
-            for value in self.states.get(member, {}).values()
-            if isinstance(value, StoredTensor) and value.shape
-        }
-        return shapes.pop() if len(shapes) == 1 else None
+        """The parameter's shape: that of the elementwise states, or None when it is not clear."""
+        state = self.states.get(member, {})
+        shapes = {v.shape for v in state.values() if isinstance(v, StoredTensor) and v.shape}
+        factored = any(name.endswith(FACTORED) for name in state)
+        return shapes.pop() if len(shapes) == 1 and not factored else None
 
 
 def is_optimizer(tree: Plain) -> bool:

@@ -45,6 +45,9 @@ def match_given_order(
         raise AmbiguousSource(
             f"{where}: the optimizer has {len(slots)} parameters, the given order {len(order)}"
         )
+    if len(set(order)) < len(order):
+        twice = next(name for name in order if order.count(name) > 1)
+        raise AmbiguousSource(f"{where}: the given order names {twice!r} twice")
     for slot, name in zip(slots, order, strict=True):
         if name not in shapes:
             raise AmbiguousSource(f"{where}: the given order names {name!r}, which is no parameter")

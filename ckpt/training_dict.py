@@ -99,8 +99,8 @@ def find_parts(tree: Mapping[str, Plain], key: str | None, where: str) -> Traini
         if _is_state_dict(loose):  # torchtitan: the model's tensors beside `optimizer` and others
             candidates = {(): loose}
     model_path = _choose(candidates, key, where)
-    used = {model_path, *optimizers}
-    rest = _rest(tree, (), used) if model_path else _beside(tree, candidates[()], optimizers)
+    used = {(*model_path, name) for name in candidates[model_path]} | optimizers.keys()
+    rest = _rest(tree, (), used)
     return TrainingDict(candidates[model_path], model_path, optimizers, rest)
 
 
@@ -160,27 +160,31 @@ def _optimizers(tree: Plain, path: Path) -> Iterator[tuple[Path, Mapping[str, Pl
             yield from _optimizers(value, (*path, str(index)))
 
 
-def _rest(tree: Plain, path: Path, used: set[Path]) -> Mapping[str, Plain]:
-    """The tree without the used parts; a dict or list that becomes empty goes with them."""
+def _rest(tree: Mapping[str, Plain], path: Path, used: set[Path]) -> dict[str, Plain]:
+    """The tree without the used parts; a dict or list that becomes empty goes with them.
+
+    Extra state of modules, which lies among the model's tensors, stays.
+    """
     kept = {}
     for key, value in tree.items():
-        here = (*path, str(key))
-        if here in used:
-            continue
-        inside = any(other[: len(here)] == here for other in used)
-        if inside and isinstance(value, Mapping):
-            value = _rest(value, here, used)
-        elif inside:
-            value = [v for i, v in enumerate(value) if (*here, str(i)) not in used]
-        if value or not inside:
-            kept[str(key)] = value
+        left = _left(value, (*path, str(key)), used)
+        if left is not _USED:
+            kept[str(key)] = left
     return kept
 
 
-def _beside(
-    tree: Mapping[str, Plain], model: Mapping[str, StoredTensor], optimizers: Mapping[Path, Plain]
-) -> Mapping[str, Plain]:
-    return _rest(tree, (), {*optimizers, *((name,) for name in model)})
+_USED = object()
+
+
+def _left(value: Plain, path: Path, used: set[Path]) -> Plain:
+    if path in used:
+        return _USED
+    if not any(other[: len(path)] == path for other in used):
+        return value
+    if isinstance(value, Mapping):
+        return _rest(value, path, used) or _USED
+    items = [_left(item, (*path, str(index)), used) for index, item in enumerate(value)]
+    return [item for item in items if item is not _USED] or _USED
 
 
 def find_ties(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from ckpt.chunks import row_major_strides
 from ckpt.dtypes import DType
 from ckpt.errors import CorruptCheckpoint
-from ckpt.model import InlineTensor, StoredTensor
+from ckpt.model import InlineTensor, StoredChunk, StoredTensor
 
-__all__ = ["read_bytes", "read_number"]
+__all__ = ["read_bytes", "read_number", "read_run"]
 
 MAX_BYTES = 1 << 24
 STRUCT_CODES = {
@@ -40,11 +40,26 @@ def read_bytes(tensor: StoredTensor | InlineTensor) -> bytes:
     place = tensor.chunks[0]
     if place.strides not in (None, row_major_strides(tensor.shape)):
         raise ValueError("read_bytes is for contiguous tensors")
-    with Path(place.record.path).open("rb") as stream:
-        stream.seek(place.record.offset + place.start * tensor.dtype.itemsize)
-        data = stream.read(tensor.nbytes)
-    if len(data) != tensor.nbytes:
-        raise CorruptCheckpoint(f"{place.record.path}: ends before its tensors do; truncated")
+    at = place.record.offset + place.start * tensor.dtype.itemsize
+    return _read(place.record.path, at, tensor.nbytes)
+
+
+def read_run(chunk: StoredChunk, dtype: DType, count: int) -> list[float]:
+    """The first elements of a contiguous chunk, as numbers; for samples, not for weights."""
+    at = chunk.record.offset + chunk.start * dtype.itemsize
+    data = _read(chunk.record.path, at, count * dtype.itemsize)
+    if dtype is DType.bfloat16:  # the upper half of a float32
+        data = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
+        return list(struct.unpack(f"<{count}f", data))
+    return list(struct.unpack(f"<{count}{STRUCT_CODES[dtype][1:]}", data))
+
+
+def _read(path: str, offset: int, nbytes: int) -> bytes:
+    with Path(path).open("rb") as stream:
+        stream.seek(offset)
+        data = stream.read(nbytes)
+    if len(data) != nbytes:
+        raise CorruptCheckpoint(f"{path}: ends before its tensors do; truncated")
     return data
 
 

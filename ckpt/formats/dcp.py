@@ -167,4 +167,5 @@ FORMAT = Format(
     read=read,
     plan=plan,
     aliases=("fsdp",),
+    outputs=(METADATA_FILE, f"__*{DATA_SUFFIX}"),
 )

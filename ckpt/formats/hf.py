@@ -240,4 +240,5 @@ FORMAT = Format(
     read=read,
     plan=plan,
     keeps=frozenset({Part.WEIGHTS, Part.BUFFERS, Part.TIES}),
+    outputs=(SINGLE_FILE, "model-?????-of-?????.safetensors", INDEX_FILE, *TAKEN_ALONG),
 )

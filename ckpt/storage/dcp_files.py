@@ -10,7 +10,6 @@ releases (2.1, 2.4) by their files.
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,8 @@ from typing import Any, BinaryIO
 
 from ckpt.chunks import Chunk, coverage
 from ckpt.dtypes import DType
-from ckpt.errors import CorruptCheckpoint, MissingPart, Unsupported
-from ckpt.model import InlineTensor, Opaque, Plain, StoredChunk, StoredTensor
+from ckpt.errors import CkptError, CorruptCheckpoint, MissingPart, Unsupported
+from ckpt.model import InlineTensor, Opaque, Plain, StoredChunk, StoredTensor, walk
 from ckpt.plan import CommitFile, FileSpans, Layout, OutTensor, Placement
 from ckpt.storage import safe_pickle, torch_file
 
@@ -94,7 +93,9 @@ def read_items(folder: Path) -> list[DcpItem]:
             DcpItem(tuple(paths.get(fqn) or (fqn,)), _read_entry(reader, fqn, entries[fqn], by_fqn))
             for fqn in order
         ]
-    except (KeyError, TypeError, AttributeError) as problem:
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as problem:
+        if isinstance(problem, CkptError):
+            raise
         raise CorruptCheckpoint(
             f"{folder / METADATA_FILE}: not the metadata of a DCP folder ({problem!r})"
         ) from problem
@@ -139,12 +140,12 @@ class _ItemReader:
     def _stream(self, info: Mapping[str, Any]) -> BinaryIO:
         name = str(info["relative_path"])
         path = self.folder / name
-        if Path(name).name != name:
+        if Path(name).name != name or name in ("", ".", ".."):
             raise CorruptCheckpoint(f"{self.folder}: {METADATA_FILE} points outside to {name!r}")
         if info.get(COMPRESSION):
             raise Unsupported(f"{path}: items are compressed ({info[COMPRESSION]}); not supported")
         if name not in self._streams:
-            if not path.exists():
+            if not path.is_file():
                 raise MissingPart(
                     f"{self.folder}: {name} is missing, which {METADATA_FILE} names. Copy the "
                     ".distcp files of every rank into one folder."
@@ -160,13 +161,16 @@ class _ItemReader:
 
     def read_object(self, info: Mapping[str, Any]) -> Any:
         """The Python object of a BYTE_IO item."""
-        stream = self._stream(info)
-        stream.seek(info["offset"])
-        data = stream.read(info["length"])
-        if data not in self._objects:
-            where = str(self.folder / info["relative_path"])
-            self._objects[data] = torch_file.read_item(io.BytesIO(data), where, 0, len(data))
-        return self._objects[data]
+        stream, offset, length = self._stream(info), info["offset"], info["length"]
+        stream.seek(offset)
+        data = stream.read(length)
+        if data in self._objects:
+            return self._objects[data]
+        where = str(self.folder / info["relative_path"])
+        value = torch_file.read_item(stream, where, offset, length)
+        if not any(isinstance(leaf, StoredTensor) for _, leaf in walk(value)):
+            self._objects[data] = value
+        return value
 
     def read_tensor(self, info: Mapping[str, Any]) -> StoredTensor:
         """The tensor of a tensor item, not its data."""

@@ -24,6 +24,7 @@ __all__ = ["SafetensorsFile", "read"]
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 HEADER_ALIGNMENT = 8
 METADATA = "__metadata__"
+HEADER_PROBLEMS = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
 
 
 def read(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
@@ -44,7 +45,7 @@ def read(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
             tensors = {
                 name: _tensor(path, 8 + length, size, name, entry) for name, entry in header.items()
             }
-        except (ValueError, TypeError, AttributeError, KeyError) as problem:
+        except HEADER_PROBLEMS as problem:
             if isinstance(problem, CorruptCheckpoint | Unsupported):
                 raise
             raise CorruptCheckpoint(f"{path}: the header is damaged ({problem})") from problem
@@ -57,7 +58,11 @@ def _tensor(path: Path, base: int, size: int, name: str, entry: Mapping[str, Any
         raise Unsupported(f"{path}: {name} has dtype {entry['dtype']}, which is not supported")
     begin, end = (int(n) for n in entry["data_offsets"])
     chunk = Chunk.whole([int(n) for n in entry["shape"]])
-    if end - begin != chunk.numel * dtype.itemsize or base + end > size or begin < 0:
+    if (
+        min(begin, *chunk.sizes, 0) < 0
+        or base + end > size
+        or (end - begin != chunk.numel * dtype.itemsize)
+    ):
         raise CorruptCheckpoint(f"{path}: {name} does not lie inside the file; truncated?")
     stored = StoredChunk(chunk, Record(str(path), base + begin, end - begin))
     return StoredTensor(dtype, chunk.sizes, (stored,))

@@ -22,11 +22,11 @@ from typing import Any, BinaryIO
 
 from ckpt.chunks import row_major_strides
 from ckpt.dtypes import DType
-from ckpt.errors import CorruptCheckpoint, Unsupported
+from ckpt.errors import CkptError, CorruptCheckpoint, Unsupported
 from ckpt.model import InlineTensor, Opaque, Plain, Record, walk
 from ckpt.plan import Layout, OutTensor, Placement
 from ckpt.storage import safe_pickle
-from ckpt.storage.safe_pickle import StorageRef
+from ckpt.storage.pickle_data import STORAGE_DTYPES, StorageRef
 
 __all__ = ["TorchFile", "is_torch_file", "lay_out", "read", "read_item"]
 
@@ -35,6 +35,18 @@ LEGACY_MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # torch/serialization.py MAGIC_NUM
 LEGACY_PROTOCOL = 1001  # torch/serialization.py PROTOCOL_VERSION
 LEGACY_MAGIC = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # LONG1, 10 bytes
 LOCAL_HEADER_BYTES = 30
+ZIP_PROBLEMS = (
+    zipfile.BadZipFile,
+    struct.error,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+)
+"""What Python's zipfile raises on damaged archives, as found by flipping their bits."""
 
 
 def is_torch_file(path: Path) -> bool:
@@ -119,7 +131,9 @@ def read_item(
         if names.get(f"{root}byteorder") and archive.read(f"{root}byteorder") != b"little":
             raise Unsupported(f"{where}: written on a big-endian machine")
         data = archive.read(f"{root}data.pkl")
-    except (zipfile.BadZipFile, struct.error, EOFError, NotImplementedError, KeyError) as problem:
+    except ZIP_PROBLEMS as problem:
+        if isinstance(problem, CkptError):
+            raise
         raise CorruptCheckpoint(
             f"{where}: the archive is truncated or damaged ({problem}). "
             "Copy it again from the machine that wrote it, or use an earlier save."
@@ -146,7 +160,7 @@ class _Records:
 
     def load(self, pid: Any) -> StorageRef:
         """The storage of a persistent id, `("storage", type, key, location, numel)`."""
-        dtype, key, numel = pid[1], str(pid[2]), int(pid[4])
+        dtype, key, numel = pid[1].dtype, str(pid[2]), int(pid[4])
         if key not in self._storages:
             info = self._names.get(f"{self._root}data/{key}")
             if info is None or info.file_size != numel * dtype.itemsize:
@@ -188,8 +202,8 @@ def _read_legacy(stream: BinaryIO, where: str, size: int, data_classes: frozense
     keys: dict[str, int] = {}
 
     def first_pass(pid: Any) -> StorageRef:
-        keys[str(pid[2])] = int(pid[4]) * pid[1].itemsize
-        return StorageRef(pid[1], Record(where, 0, 1 << 62))
+        keys[str(pid[2])] = int(pid[4]) * pid[1].dtype.itemsize
+        return StorageRef(pid[1].dtype, Record(where, 0, 1 << 62))
 
     safe_pickle.load(stream, where, first_pass, data_classes)
     order = [str(key) for key in plain(stream, where)]
@@ -207,7 +221,7 @@ def _read_legacy(stream: BinaryIO, where: str, size: int, data_classes: frozense
         key = str(pid[2])
         if len(pid) > 5 and pid[5] is not None:
             raise Unsupported(f"{where}: storages that are views of storages (torch before 0.4)")
-        return storages.setdefault(key, StorageRef(pid[1], records[key]))
+        return storages.setdefault(key, StorageRef(pid[1].dtype, records[key]))
 
     stream.seek(start)
     return safe_pickle.load(stream, where, second_pass, data_classes)
@@ -261,7 +275,7 @@ def lay_out(stream: BinaryIO, tree: Plain) -> Layout:
 
     tensors: dict[int, tuple[str, Saved]] = {}
     pickled = io.BytesIO()
-    _pickler(pickled, tensors).dump(_with_torch_dtypes(tree))
+    _pickler(pickled, tensors).dump(_for_torch(tree))
     base = stream.tell()
     writer: Any = torch._C.PyTorchFileWriter(stream)
     data = pickled.getvalue()
@@ -279,21 +293,23 @@ def lay_out(stream: BinaryIO, tree: Plain) -> Layout:
     return Layout(_placements(stream, base, holes))
 
 
-def _with_torch_dtypes(tree: Plain) -> Plain:
-    """The tree with torch's dtypes in the place of `DType`."""
+def _for_torch(tree: Plain) -> Plain:
+    """The tree with what torch.load(weights_only=True) takes: torch's own dtypes above all."""
     if isinstance(tree, DType):
         import torch
 
         return getattr(torch, tree.torch_name)
+    if isinstance(tree, bytes) and not tree:
+        return bytearray()  # torch.load(weights_only=True) takes no empty bytes
     if isinstance(tree, dict):
-        return {key: _with_torch_dtypes(value) for key, value in tree.items()}
+        return {key: _for_torch(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(_with_torch_dtypes(value) for value in tree)
+        return type(tree)(_for_torch(value) for value in tree)
     return tree
 
 
 def _placements(stream: BinaryIO, base: int, holes: list[tuple[str, OutTensor]]) -> list[Placement]:
-    length = stream.seek(0, io.SEEK_END) - base
+    length = stream.tell() - base  # the file may already be longer: see `execute`
     if not holes:
         return []
     with open(stream.fileno(), "rb", closefd=False) as reader:
@@ -303,7 +319,7 @@ def _placements(stream: BinaryIO, base: int, holes: list[tuple[str, OutTensor]])
             Placement(_data_offset(reader, str(stream.name), base, length, by_key[key]), tensor)
             for key, tensor in holes
         ]
-    stream.seek(0, io.SEEK_END)
+    stream.seek(base + length)
     return placed
 
 
@@ -313,7 +329,7 @@ def _pickler(target: BinaryIO, tensors: dict[int, tuple[str, Saved]]) -> pickle.
 
     storage_types: dict[DType, Any] = {
         dtype: getattr(torch, name)
-        for name, dtype in safe_pickle.STORAGE_DTYPES.items()
+        for name, dtype in STORAGE_DTYPES.items()
         if name != "UntypedStorage"
     }
     alive: list[Any] = []  # ids stay unique while the objects live

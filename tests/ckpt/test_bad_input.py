@@ -207,6 +207,16 @@ def test_ranks_of_two_saves_mixed(tmp_path: Path) -> None:
     refused(source, tmp_path, TAG, "two different saves are mixed")
 
 
+def test_ranks_of_two_saves_mixed_where_no_counter_tells(tmp_path: Path) -> None:
+    """SGD counts no steps; the module's weights are the only witness."""
+    source = copied(FIXTURES / "ds009_t21-zero2_sgd_w2" / "ckpt", tmp_path)
+    file = source / TAG / OPTIM.format(1)
+    content = torch.load(file, weights_only=False)
+    content["optimizer_state_dict"]["single_partition_of_fp32_groups"][0].data.add_(1e-3)
+    torch.save(content, file)
+    refused(source, tmp_path, "not the module's weights", "two saves")
+
+
 def test_more_ranks_than_the_world_size(tmp_path: Path) -> None:
     source = copied(FIXTURES / "ds009_t21-zero2_rich_w2" / "ckpt", tmp_path)
     other = FIXTURES / "ds009_t21-zero2_fp32_w3" / "ckpt"

@@ -224,7 +224,7 @@ def test_an_overlap_as_large_as_a_hole_does_not_hide_it() -> None:
 
 
 def test_an_element_stored_three_times_hides_no_hole_and_makes_none() -> None:
-    assert coverage((2,), [Chunk((0,), (1,))] * 3) == Coverage(1, 1)
+    assert coverage((2,), [Chunk((0,), (1,))] * 3) == Coverage(1, 2)
 
 
 @given(flat_ranges())

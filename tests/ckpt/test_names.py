@@ -216,9 +216,9 @@ def test_rules_apply_one_after_another_with_groups_of_the_regex() -> None:
     assert list(after.params) == ["a.kernel", "b.kernel"]
 
 
-def test_only_the_first_equals_sign_separates() -> None:
-    ((pattern, replacement),) = parse_renames(["a=b=c"])
-    assert (pattern, replacement) == (re.compile("a"), "b=c")
+def test_the_last_equals_sign_separates_so_that_lookaheads_can_be_written() -> None:
+    ((pattern, replacement),) = parse_renames(["a(?=b)=c"])
+    assert (pattern, replacement) == (re.compile("a(?=b)"), "c")
 
 
 def test_an_empty_replacement_deletes() -> None:
