@@ -22,6 +22,7 @@ from ckpt.model import Checkpoint
 from ckpt.names import rename
 from ckpt.note import Note, NoteKind
 from ckpt.plan import WritePlan
+from ckpt.steps import differing_steps
 from ckpt.ties import tie_equal_weights
 
 __all__ = ["Conversion", "convert", "open_checkpoint", "prepare"]
@@ -135,13 +136,13 @@ def prepare(
             model=model, need_optimizer=keeps_optimizer,
         )
     )  # fmt: skip
-    losses = _losses(checkpoint, target, weights_only)
+    remarks = [*differing_steps(checkpoint), *_losses(checkpoint, target, weights_only)]
     if weights_only:
         checkpoint = checkpoint.without_job()
     options = _write_options(dtype, max_shard_bytes, hf_config)
     assert target.plan is not None, "registry.target returns formats that can be written"
     plan = target.plan(checkpoint, options)
-    notes = (*checkpoint.notes, *losses, *plan.notes)
+    notes = (*checkpoint.notes, *remarks, *plan.notes)
     _require_consent(path, notes, allow_loss)
     check_replaceable(plan, goal)
     check_space(plan, goal)

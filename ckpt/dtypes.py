@@ -6,6 +6,7 @@ safetensors 0.8 README (dtype codes).
 
 from __future__ import annotations
 
+import builtins
 from enum import Enum
 
 __all__ = ["DType"]
@@ -49,7 +50,7 @@ class DType(Enum):
         return None if code is None else str(code)
 
     @property
-    def is_floating_point(self) -> bool:  # type: ignore[valid-type]
+    def is_floating_point(self) -> builtins.bool:
         """True for the real floating point types, which `--dtype` may cast."""
         return self.torch_name.startswith(("float", "bfloat"))
 

@@ -9,12 +9,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ckpt.model import Checkpoint, InlineTensor, Opaque, Plain, StoredTensor
+from ckpt.steps import differing_steps, step_of
 from ckpt.values import read_number
 
-__all__ = ["GroupSummary", "Inspection", "TensorSummary", "inspect", "list_tensors", "step_of"]
+__all__ = ["GroupSummary", "Inspection", "TensorSummary", "inspect", "list_tensors"]
 
 SHOWN_VALUE_CHARS = 60
-COUNTERS = ("global_steps", "global_step", "step", "iteration")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         frozen=tuple(fqn for fqn in params if members and fqn not in members),
         buffers=tuple(checkpoint.buffers),
         extras={name: _shortened(value) for name, value in checkpoint.objects.items()},
-        problems=tuple(str(note) for note in checkpoint.notes),
+        problems=tuple(str(note) for note in (*checkpoint.notes, *differing_steps(checkpoint))),
     )
 
 
@@ -94,19 +94,7 @@ def list_tensors(checkpoint: Checkpoint, pattern: str) -> list[TensorSummary]:
     ]
 
 
-def step_of(checkpoint: Checkpoint) -> float | int | None:
-    """The largest step count of the optimizer, else the job's own counter, else None."""
-    steps = {
-        id(param.state["step"]): param.state["step"]
-        for param in checkpoint.params.values()
-        if "step" in param.state
-    }
-    numbers = [number for value in steps.values() if (number := read_number(value)) is not None]
-    if numbers:
-        largest = max(numbers)
-        return int(largest) if largest == int(largest) else largest
-    counters = [checkpoint.objects.get(name) for name in COUNTERS]
-    return next((value for value in counters if isinstance(value, int)), None)
+KINDS = {"master": "master weights", "weight": "weights", "buffer": "buffers", "object": "other"}
 
 
 def _kind(label: str) -> str:

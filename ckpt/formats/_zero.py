@@ -58,7 +58,7 @@ def build(
 ) -> Checkpoint:
     """The checkpoint of a model_states file and what the optimizer files hold."""
     module = model_state(content, path)
-    aliases = {str(a): str(o) for a, o in (content.get("shared_params") or {}).items()}
+    aliases = _aliases(content, module)
     cleaned = clean_names([*module, *trained.masters, *trained.frozen, *aliases])
     frozen = _frozen(content, module, trained, aliases)
     buffers = _buffer_names(content, module) - trained.masters.keys() - frozen.keys()
@@ -87,6 +87,17 @@ def build(
         origin=_with_names(origin, cleaned),
         notes=(*notes, *_notes(unknown, buffers, module, content, trained, origin)),
     )
+
+
+def _aliases(content: Mapping[str, Any], module: Mapping[str, StoredTensor]) -> dict[str, str]:
+    """`shared_params`, without names under which the module holds weights of their own."""
+    shared = {str(a): str(o) for a, o in (content.get("shared_params") or {}).items()}
+    own = {name for name, tensor in module.items() if tensor.numel}
+    return {
+        alias: owner
+        for alias, owner in shared.items()
+        if alias not in own or module[alias] is module.get(owner)
+    }
 
 
 def _disagreeing(
