@@ -69,7 +69,7 @@ def diff(
 
 def _state_dict(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
     tensors = {fqn: param.weight for fqn, param in checkpoint.params.items()}
-    tensors |= {fqn: buffer.value for fqn, buffer in checkpoint.buffers.items()}
+    tensors |= checkpoint.buffers
     return {name: tensors[checkpoint.ties.get(name, name)] for name in checkpoint.order}
 
 

@@ -17,7 +17,6 @@ from ckpt.dtypes import DType
 from ckpt.note import Note
 
 __all__ = [
-    "Buffer",
     "Checkpoint",
     "InlineTensor",
     "Opaque",
@@ -145,13 +144,6 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
-    """A persistent buffer, such as a BatchNorm's running mean."""
-
-    value: StoredTensor
-
-
-@dataclass(frozen=True, slots=True)
 class ParamGroup:
     """One param group of the optimizer: its members in order, and its hyper-parameters."""
 
@@ -176,7 +168,7 @@ class Checkpoint:
 
     Attributes:
         params: parameters by FQN, in the model's order.
-        buffers: persistent buffers by FQN.
+        buffers: persistent buffers by FQN, such as BatchNorm's running statistics.
         order: every name of the model's state dict, in its order: parameters, buffers, aliases.
         ties: alias FQN -> owner FQN.
         groups: param groups in the optimizer's order; empty without an optimizer.
@@ -188,7 +180,7 @@ class Checkpoint:
     """
 
     params: Mapping[str, Param]
-    buffers: Mapping[str, Buffer]
+    buffers: Mapping[str, StoredTensor]
     order: tuple[str, ...]
     ties: Mapping[str, str]
     groups: tuple[ParamGroup, ...]
@@ -217,7 +209,7 @@ class Checkpoint:
             if param.value is not None:
                 yield f"weight/{fqn}", param.value
         for fqn, buffer in self.buffers.items():
-            yield f"buffer/{fqn}", buffer.value
+            yield f"buffer/{fqn}", buffer
         for fqn, param in self.params.items():
             for name, value in param.state.items():
                 if isinstance(value, StoredTensor):

@@ -42,7 +42,7 @@ def state_dict(checkpoint: Checkpoint, options: WriteOptions) -> dict[str, OutTe
     owners: dict[str, OutTensor] = {
         fqn: _weight(param, options.dtype) for fqn, param in checkpoint.params.items()
     }
-    owners |= {fqn: OutTensor.of(b.value) for fqn, b in checkpoint.buffers.items()}
+    owners |= {fqn: OutTensor.of(buffer) for fqn, buffer in checkpoint.buffers.items()}
     return {name: owners[checkpoint.ties.get(name, name)] for name in checkpoint.order}
 
 

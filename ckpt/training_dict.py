@@ -7,13 +7,13 @@ differs between them is only where the tensors lie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckpt.errors import AmbiguousSource, CorruptCheckpoint, UnknownFormat, Unsupported
 from ckpt.format import ReadOptions
-from ckpt.meta_model import ModelNames
-from ckpt.model import Buffer, Checkpoint, Origin, Param, ParamGroup, Plain, StoredTensor
+from ckpt.meta_model import ModelNames, build_model
+from ckpt.model import Checkpoint, Origin, Param, ParamGroup, Plain, StoredTensor
 from ckpt.names import clean_names
 from ckpt.note import Note, NoteKind
 from ckpt.optimizer_dict import OptimizerDict, is_optimizer, read_optimizer
@@ -38,17 +38,13 @@ class TrainingDict:
 
 
 def read_training_dict(
-    tree: Mapping[str, Plain],
-    options: ReadOptions,
-    origin: Origin,
-    build_model: Callable[[str], ModelNames],
+    tree: Mapping[str, Plain], options: ReadOptions, origin: Origin
 ) -> Checkpoint:
     """The checkpoint in a training dict.
 
     Args:
         tree: plain data with `StoredTensor` leaves.
         origin: where the tree came from; the stripped wrapper names are added to it.
-        build_model: builds `--model` on the meta device; called only when it is given.
 
     Raises:
         UnknownFormat: no state dict inside. AmbiguousSource: several, or an optimizer whose
@@ -73,7 +69,7 @@ def read_training_dict(
     }
     checkpoint = Checkpoint(
         params=params,
-        buffers={name: Buffer(tensors[name]) for name in tensors if name in buffers - ties.keys()},
+        buffers={name: tensors[name] for name in tensors if name in buffers - ties.keys()},
         order=tuple(tensors),
         ties=ties,
         groups=(),

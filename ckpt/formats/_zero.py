@@ -13,7 +13,7 @@ from typing import Any
 from ckpt.chunks import row_major_strides
 from ckpt.dtypes import DType
 from ckpt.formats._deepspeed import job_objects, model_state
-from ckpt.model import Buffer, Checkpoint, Opaque, Origin, Param, ParamGroup, Plain, StoredTensor
+from ckpt.model import Checkpoint, Opaque, Origin, Param, ParamGroup, Plain, StoredTensor
 from ckpt.names import CleanNames, clean_names
 from ckpt.note import Note, NoteKind
 from ckpt.training_dict import BUFFER_SUFFIXES, find_ties
@@ -79,7 +79,7 @@ def build(
     order += [name for name in ties if name not in module]
     return Checkpoint(
         params=params,
-        buffers={cleaned[name]: Buffer(module[name]) for name in module if name in buffers},
+        buffers={cleaned[name]: module[name] for name in module if name in buffers},
         order=tuple(cleaned[name] for name in order),
         ties={cleaned[alias]: cleaned[owner] for alias, owner in ties.items()},
         groups=_groups(trained, cleaned),

@@ -17,7 +17,6 @@ from typing import Any
 from ckpt.chunks import Chunk
 from ckpt.errors import MissingPart
 from ckpt.format import Format, Match, ReadOptions, WriteOptions
-from ckpt.meta_model import build_model
 from ckpt.model import Checkpoint, InlineTensor, Origin, Plain
 from ckpt.outgoing import job_data, optimizer_tree, plain_notes, state_dict, weight_notes
 from ckpt.plan import OutTensor, WritePlan
@@ -56,7 +55,7 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
         _insert(tree, item.path, item.value)
     ranks = {name.name.split("_")[2] for name in folder.glob(f"__*{DATA_SUFFIX}")}
     origin = Origin("dcp", str(path), "torch.distributed.checkpoint", len(ranks))
-    return read_training_dict(_with_lists(tree), options, origin, build_model)
+    return read_training_dict(_with_lists(tree), options, origin)
 
 
 def _insert(tree: dict[Any, Plain], path: KeyPath, value: Plain) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from ckpt.errors import CorruptCheckpoint, MissingPart
 from ckpt.format import Format, Match, Part, ReadOptions, WriteOptions
 from ckpt.meta_model import ModelNames, transformers_model
-from ckpt.model import Buffer, Checkpoint, Origin, Param, StoredTensor
+from ckpt.model import Checkpoint, Origin, Param, StoredTensor
 from ckpt.names import clean_names
 from ckpt.note import Note, NoteKind, summarise
 from ckpt.outgoing import state_dict, weight_notes
@@ -71,7 +71,7 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
     cleaned = clean_names([*tensors, *aliases])
     names = {cleaned[name]: tensor for name, tensor in tensors.items()}
     buffers = {
-        name: Buffer(tensor)
+        name: tensor
         for name, tensor in names.items()
         if name.endswith(BUFFER_SUFFIXES) or not tensor.dtype.is_floating_point
     }
@@ -214,7 +214,7 @@ def _config(
 
 def _compare(checkpoint: Checkpoint, model: ModelNames, folder: Path) -> None:
     shapes = {name: param.shape for name, param in checkpoint.params.items()}
-    shapes |= {name: buffer.value.shape for name, buffer in checkpoint.buffers.items()}
+    shapes |= {name: buffer.shape for name, buffer in checkpoint.buffers.items()}
     ours = {name: shapes[checkpoint.ties.get(name, name)] for name in checkpoint.order}
     tied = model.ties.keys() | set(model.ties.values())
     missing = [n for n in model.state if n not in ours and n not in tied]

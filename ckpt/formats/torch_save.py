@@ -17,7 +17,6 @@ from pathlib import Path
 from ckpt.errors import UnknownFormat
 from ckpt.format import Format, Match, ReadOptions, WriteOptions
 from ckpt.formats._torch_dict import plan_torch_dict
-from ckpt.meta_model import build_model
 from ckpt.model import Checkpoint, Origin
 from ckpt.plan import WritePlan
 from ckpt.storage import torch_file
@@ -35,7 +34,7 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
         raise UnknownFormat(
             f"{path}: holds a {type(tree).__name__}, expected a state dict or a dict with one"
         )
-    return read_training_dict(tree, options, Origin("torch", str(path)), build_model)
+    return read_training_dict(tree, options, Origin("torch", str(path)))
 
 
 def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:

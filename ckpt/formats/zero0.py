@@ -13,7 +13,6 @@ from pathlib import Path
 from ckpt.errors import MissingPart, Unsupported
 from ckpt.format import Format, Match, ReadOptions
 from ckpt.formats._deepspeed import MODEL, guess_kind, job_objects, locate, model_state, read_file
-from ckpt.meta_model import build_model
 from ckpt.model import Checkpoint, Origin
 from ckpt.optimizer_dict import is_optimizer
 from ckpt.training_dict import read_training_dict
@@ -50,7 +49,7 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
         world_size=content.get("dp_world_size"),
     )
     inner = replace(options, tag=None, key="module")
-    return read_training_dict(tree, inner, origin, build_model)
+    return read_training_dict(tree, inner, origin)
 
 
 FORMAT = Format(

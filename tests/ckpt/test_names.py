@@ -12,7 +12,7 @@ import pytest
 from ckpt.chunks import Chunk
 from ckpt.dtypes import DType
 from ckpt.errors import AmbiguousSource
-from ckpt.model import Buffer, Checkpoint, Origin, Param, ParamGroup, Record, StoredChunk
+from ckpt.model import Checkpoint, Origin, Param, ParamGroup, Record, StoredChunk
 from ckpt.model import StoredTensor as Tensor
 from ckpt.names import clean_names, parse_renames, rename
 from ckpt.note import NoteKind
@@ -39,7 +39,7 @@ def checkpoint() -> Checkpoint:
     """Two parameters, a buffer and a tied name, in an order of their own."""
     return Checkpoint(
         params={"net.a.weight": Param(tensor()), "net.b.weight": Param(tensor())},
-        buffers={"net.norm.running_mean": Buffer(tensor())},
+        buffers={"net.norm.running_mean": tensor()},
         order=("net.a.weight", "net.norm.running_mean", "net.b.weight", "net.head.weight"),
         ties={"net.head.weight": "net.a.weight"},
         groups=(

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
+from ckpt import training_dict
 from ckpt.errors import AmbiguousSource, CorruptCheckpoint, UnknownFormat, Unsupported
 from ckpt.format import ReadOptions
 from ckpt.meta_model import ModelNames, names_of
 from ckpt.model import Checkpoint, Origin, StoredTensor
 from ckpt.note import NoteKind
 from ckpt.storage import torch_file
-from ckpt.training_dict import read_training_dict
 
 NAMES = ["0.weight", "0.bias", "1.weight", "1.bias"]
 
@@ -40,12 +40,13 @@ def read(tree: Any, folder: Path, **options: Any) -> Checkpoint:
     path = folder / "job.pt"
     torch.save(tree, path)
     factory: ModelNames | None = options.pop("factory", None)
-    return read_training_dict(
-        torch_file.read(path),
-        ReadOptions(model=None if factory is None else "given", **options),
-        Origin("torch", "job.pt"),
-        lambda spec: factory or names_of(small_model()),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_dict, "build_model", lambda _spec: factory)
+        return training_dict.read_training_dict(
+            torch_file.read(path),
+            ReadOptions(model=None if factory is None else "given", **options),
+            Origin("torch", "job.pt"),
+        )
 
 
 class Tied(torch.nn.Module):
