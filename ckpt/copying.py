@@ -167,10 +167,19 @@ def _end(run: Run, move: Move) -> int:
 def _read(source: int, block: memoryview, record: Record, begin: int) -> None:
     filled = 0
     while filled < len(block):
-        count = os.preadv(source, [block[filled:]], record.offset + begin + filled)
+        count = _read_into(source, block[filled:], record.offset + begin + filled)
         if not count:
             raise CorruptCheckpoint(f"{record.path}: ends before its tensors do; truncated")
         filled += count
+
+
+def _read_into(source: int, block: memoryview, offset: int) -> int:
+    """Fill a block from a file; the bytes read."""
+    if hasattr(os, "preadv"):
+        return os.preadv(source, [block], offset)
+    data = os.pread(source, len(block), offset)  # macOS has no preadv in Python
+    block[: len(data)] = data
+    return len(data)
 
 
 def _write_part(

@@ -10,12 +10,12 @@ Source: torch 2.13.0 torch/distributed/checkpoint/{metadata,filesystem,_traverse
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ckpt.chunks import Chunk
-from ckpt.errors import MissingPart
+from ckpt.errors import MissingPart, Unsupported
 from ckpt.format import Format, Match, ReadOptions, WriteOptions
 from ckpt.model import Checkpoint, InlineTensor, Origin, Plain
 from ckpt.outgoing import job_data, optimizer_tree, plain_notes, state_dict, weight_notes
@@ -84,6 +84,7 @@ def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
     if not checkpoint.order:
         raise MissingPart(f"{checkpoint.origin.path}: holds no weights to write")
     items = list(_items(checkpoint, options))
+    _refuse_equal_keys(items)
     files = tuple(
         DcpDataFile(f"__{number}_0{DATA_SUFFIX}", tuple(part))
         for number, part in enumerate(_split(items))
@@ -119,6 +120,21 @@ def _flatten(path: KeyPath, value: Plain) -> Iterator[OutItem]:
             yield from _flatten((*path, index), inner)
     else:
         yield OutItem(_fqn(path), path, value)
+
+
+def _refuse_equal_keys(items: Sequence[OutItem]) -> None:
+    """DCP joins paths with dots, so `{"a.b": 1}` and `{"a": {"b": 2}}` have one key.
+
+    Raises:
+        Unsupported: two values would have the same key, one of which would be lost.
+    """
+    paths: dict[str, KeyPath] = {}
+    for item in items:
+        if paths.setdefault(item.fqn, item.path) != item.path:
+            raise Unsupported(
+                f"{item.fqn}: two values of the job have this key in a DCP folder; convert with "
+                "--weights-only, or to another format"
+            )
 
 
 def _is_container(value: Plain) -> bool:

@@ -26,6 +26,7 @@ from ckpt.formats._deepspeed import (
     Save,
     cut_from_flat,
     guess_kind,
+    job_objects,
     locate,
     rank_files,
     read_file,
@@ -36,7 +37,8 @@ from ckpt.formats._deepspeed import (
     steps_of,
 )
 from ckpt.formats._zero import Trained, build
-from ckpt.model import Checkpoint, Origin, Plain, StoredTensor
+from ckpt.model import Checkpoint, Origin, Plain, StoredTensor, walk
+from ckpt.note import Note, NoteKind
 from ckpt.values import read_number
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -70,7 +72,30 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
         writer=f"deepspeed {first.get('ds_version')}",
         world_size=len(model_files),
     )
-    return build(first, model_files[0], trained, partitions[0].get("loss_scaler"), origin)
+    scaler, notes = partitions[0].get("loss_scaler"), _notes_of_ranks(contents)
+    return build(first, model_files[0], trained, scaler, origin, notes)
+
+
+def _notes_of_ranks(contents: Sequence[Rank]) -> list[Note]:
+    """What of the job every rank saved differently, such as its random number state."""
+    jobs = [job_objects(content) for content in contents]
+    differing = tuple(
+        name for name in jobs[0] if len({_content(job.get(name)) for job in jobs}) > 1
+    )
+    detail = "the ranks saved different values; those of rank 0 are taken"
+    return [Note(NoteKind.KEPT_ONE, differing, detail)] if differing else []
+
+
+def _content(tree: Plain) -> str:
+    """A job's value as text, its tensors by their checksums."""
+    return repr(
+        [
+            (path, (leaf.shape, [chunk.record.crc32 for chunk in leaf.chunks]))
+            if isinstance(leaf, StoredTensor)
+            else (path, leaf)
+            for path, leaf in walk(tree)
+        ]
+    )
 
 
 def _require_one_save(

@@ -515,3 +515,10 @@ def test_a_cast_job_in_many_small_pieces_is_loaded_by_torch(
     folder = ckpt.convert(tmp_path / "source/job.pt", "dcp", tmp_path / "out", dtype="bf16")
     found = load_all(folder, tmp_path)["model"]["0.weight"]
     assert torch.equal(found, job["model"]["0.weight"].bfloat16())
+
+
+def test_two_values_with_one_key_are_refused(tmp_path: Path) -> None:
+    job = {"model": {"w": torch.ones(2)}, "a": {"b": 1}, "a.b": 2}
+    torch.save(job, tmp_path / "job.pt")
+    with pytest.raises(CkptError, match=r"a\.b: two values"):
+        ckpt.convert(tmp_path / "job.pt", "dcp", tmp_path / "dcp")
