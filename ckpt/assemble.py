@@ -1,7 +1,7 @@
 """Tensors of two checkpoints side by side in bounded memory: what comparing needs.
 
-Boxes of both tensors are assembled by the copy engine into temporary files and seen through memory
-maps. Used to compare checkpoints and to find tied weights that were saved twice.
+Boxes of both tensors are assembled by the copy engine in temporary files and read from there. Used
+to compare checkpoints and to find tied weights that were saved twice. Equal bytes need no torch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import Any
 
 from ckpt.chunks import Chunk
 from ckpt.copying import copy
-from ckpt.dtypes import DType
 from ckpt.model import StoredTensor
 from ckpt.moves import moves_of
 from ckpt.plan import OutTensor, Placement
 
 __all__ = ["Difference", "compare", "equal"]
 
-BOX_BYTES = 32 << 20
+BOX_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,53 +41,42 @@ class Difference:
 
 def equal(a: StoredTensor, b: StoredTensor) -> bool:
     """True when two tensors have the same dtype, shape and bits."""
-    same = a.dtype is b.dtype and a.shape == b.shape
-    return same and all(_bytes_equal(x, y) for x, y, _ in _boxes(a, b, a.dtype, b.dtype))
+    return a.dtype is b.dtype and a.shape == b.shape and all(x == y for x, y, _ in _boxes(a, b))
 
 
 def compare(a: StoredTensor, b: StoredTensor, rtol: float, atol: float) -> Difference | None:
     """The difference of two tensors of one shape beyond |a - b| <= atol + rtol * |b|, or None.
 
-    With both tolerances 0 and one dtype, bits are compared first, which is the common case.
+    Equal bits of one dtype, the common case, are not looked at as numbers.
     """
-    found: list[Difference] = []
-    for x, y, box in _boxes(a, b, a.dtype, b.dtype):
-        if a.dtype is b.dtype and _bytes_equal(x, y):
-            continue
-        difference = _difference(x.view(_torch(a.dtype)), y.view(_torch(b.dtype)), box, rtol, atol)
-        if difference:
-            found.append(difference)
+    found = [
+        difference
+        for x, y, box in _boxes(a, b)
+        if x and (a.dtype is not b.dtype or x != y)
+        if (difference := _difference(_numbers(x, a), _numbers(y, b), box, rtol, atol))
+    ]
     if not found:
         return None
     largest = max(found, key=lambda d: (d.largest != d.largest, d.largest)).largest
     return Difference(sum(d.count for d in found), largest, found[0].first)
 
 
-def _boxes(
-    a: StoredTensor, b: StoredTensor, a_dtype: DType, b_dtype: DType
-) -> Iterator[tuple[Any, Any, Chunk]]:
-    """Both tensors box by box, as flat uint8 tensors over temporary files."""
-    import torch
-
+def _boxes(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[bytes, bytes, Chunk]]:
+    """The row-major bytes of both tensors, box by box."""
     with tempfile.TemporaryDirectory(prefix="ckpt-") as folder:
-        for box in _slabs(a.shape, max(a_dtype.itemsize, b_dtype.itemsize)):
-            sides = []
-            for side, tensor, dtype in (("a", a, a_dtype), ("b", b, b_dtype)):
-                path = Path(folder) / side
-                out = OutTensor(tensor, dtype, box)
-                with path.open("wb") as stream:
-                    stream.truncate(out.nbytes)
-                unchecked = (
-                    replace(move, record=replace(move.record, crc32=None))
-                    for move in moves_of(str(path), [Placement(0, out)])
-                )
-                copy(unchecked)
-                sides.append(
-                    torch.from_file(str(path), shared=False, size=out.nbytes, dtype=torch.uint8)
-                    if out.nbytes
-                    else torch.empty(0, dtype=torch.uint8)
-                )
-            yield sides[0], sides[1], box
+        path = Path(folder) / "box"
+        for box in _slabs(a.shape, max(a.dtype.itemsize, b.dtype.itemsize)):
+            yield _bytes(a, box, path), _bytes(b, box, path), box
+
+
+def _bytes(tensor: StoredTensor, box: Chunk, path: Path) -> bytes:
+    out = OutTensor(tensor, tensor.dtype, box)
+    with path.open("wb") as stream:
+        stream.truncate(out.nbytes)
+    moves = moves_of(str(path), [Placement(0, out)])
+    # A record would be read to its end for its checksum, once for every box.
+    copy(replace(move, record=replace(move.record, crc32=None)) for move in moves)
+    return path.read_bytes()
 
 
 def _slabs(shape: tuple[int, ...], itemsize: int) -> Iterator[Chunk]:
@@ -102,10 +90,10 @@ def _slabs(shape: tuple[int, ...], itemsize: int) -> Iterator[Chunk]:
         yield Chunk(offsets, (min(rows, shape[0] - first), *shape[1:]))
 
 
-def _bytes_equal(x: Any, y: Any) -> bool:
+def _numbers(data: bytes, tensor: StoredTensor) -> Any:
     import torch
 
-    return bool(torch.equal(x, y))
+    return torch.frombuffer(bytearray(data), dtype=getattr(torch, tensor.dtype.torch_name))
 
 
 def _difference(x: Any, y: Any, box: Chunk, rtol: float, atol: float) -> Difference | None:
@@ -134,9 +122,3 @@ def _index(position: int, box: Chunk) -> tuple[int, ...]:
         position, at = divmod(position, size)
         index.append(at)
     return tuple(a + o for a, o in zip(reversed(index), box.offsets, strict=True))
-
-
-def _torch(dtype: DType) -> Any:
-    import torch
-
-    return getattr(torch, dtype.torch_name)
