@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import ParamSpec
 
 import ckpt.registry as registry
+from ckpt.checks import remarks
 from ckpt.errors import LossRefused
 from ckpt.execute import check_output, check_replaceable, check_space, execute
 from ckpt.format import DEFAULT_SHARD_BYTES, Format, Part, ReadOptions, WeightDType, WriteOptions
@@ -22,7 +23,6 @@ from ckpt.model import Checkpoint
 from ckpt.names import rename
 from ckpt.note import Note, NoteKind
 from ckpt.plan import WritePlan
-from ckpt.steps import differing_steps
 from ckpt.ties import tie_equal_weights
 
 __all__ = ["Conversion", "convert", "open_checkpoint", "prepare"]
@@ -136,13 +136,13 @@ def prepare(
             model=model, need_optimizer=keeps_optimizer,
         )
     )  # fmt: skip
-    remarks = [*differing_steps(checkpoint), *_losses(checkpoint, target, weights_only)]
+    told = [*remarks(checkpoint), *_losses(checkpoint, target, weights_only)]
     if weights_only:
         checkpoint = checkpoint.without_job()
     options = _write_options(dtype, max_shard_bytes, hf_config)
     assert target.plan is not None, "registry.target returns formats that can be written"
     plan = target.plan(checkpoint, options)
-    notes = (*checkpoint.notes, *remarks, *plan.notes)
+    notes = (*checkpoint.notes, *told, *plan.notes)
     _require_consent(path, notes, allow_loss)
     check_replaceable(plan, goal)
     check_space(plan, goal)

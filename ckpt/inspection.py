@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ckpt.checks import remarks, step_of
 from ckpt.model import Checkpoint, InlineTensor, Opaque, Plain, StoredTensor
-from ckpt.steps import differing_steps, step_of
 from ckpt.values import read_number
 
 __all__ = ["GroupSummary", "Inspection", "TensorSummary", "inspect", "list_tensors"]
@@ -79,7 +79,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         frozen=tuple(fqn for fqn in params if members and fqn not in members),
         buffers=tuple(checkpoint.buffers),
         extras={name: _shortened(value) for name, value in checkpoint.objects.items()},
-        problems=tuple(str(note) for note in (*checkpoint.notes, *differing_steps(checkpoint))),
+        problems=tuple(str(note) for note in (*checkpoint.notes, *remarks(checkpoint))),
     )
 
 

@@ -5,25 +5,19 @@ Source: deepspeed 0.19.8 runtime/engine.py (`_common_checkpoint_state`, `_get_sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckpt.chunks import row_major_strides
 from ckpt.dtypes import DType
 from ckpt.formats._deepspeed import job_objects, model_state
 from ckpt.model import Checkpoint, Opaque, Origin, Param, ParamGroup, Plain, StoredTensor
 from ckpt.names import CleanNames, clean_names
 from ckpt.note import Note, NoteKind
 from ckpt.training_dict import BUFFER_SUFFIXES, find_ties
-from ckpt.values import read_run
 
 __all__ = ["Trained", "build"]
-
-SAMPLE = 64
-ROUNDING = 2.0**-8  # bf16 keeps 8 bits, fp16 keeps 11
-TINY = 1e-7  # half of fp16's smallest number and then some
 
 State = Mapping[str, StoredTensor | Any]
 PER_RANK_BUFFERS = (
@@ -98,39 +92,6 @@ def _aliases(content: Mapping[str, Any], module: Mapping[str, StoredTensor]) -> 
         for alias, owner in shared.items()
         if alias not in own or module[alias] is module.get(owner)
     }
-
-
-def _disagreeing(
-    module: Mapping[str, StoredTensor], masters: Mapping[str, StoredTensor]
-) -> Iterator[str]:
-    """Parameters whose fp32 weight is not the module's weight, by a sample of each shard.
-
-    Every step ends with the module's weights set to the rounded fp32 weights, so a difference
-    means that shards of two saves lie in one folder, in cases in which no counter tells.
-    """
-    sampled = set()
-    for name, master in masters.items():
-        value = module.get(name)
-        if value is None or value.shape != master.shape or value.chunks[0].strides:
-            continue
-        exact = value.dtype is master.dtype
-        strides = row_major_strides(master.shape)
-        for part in master.chunks:
-            if part.record in sampled:
-                continue
-            sampled.add(part.record)
-            count = min(part.chunk.numel, SAMPLE)
-            flat = sum(o * s for o, s in zip(part.chunk.offsets, strides, strict=True))
-            place = replace(value.chunks[0], start=value.chunks[0].start + flat)
-            ours = read_run(part, master.dtype, count)
-            theirs = read_run(place, value.dtype, count)
-            if not all(_rounds_to(a, b, exact) for a, b in zip(ours, theirs, strict=True)):
-                yield name
-
-
-def _rounds_to(master: float, value: float, exact: bool) -> bool:
-    gap = 0.0 if exact else ROUNDING * abs(master) + TINY
-    return master == value or abs(master - value) <= gap or master != master
 
 
 def _param(
@@ -218,13 +179,6 @@ def _notes(
     origin: Origin,
 ) -> list[Note]:
     notes = []
-    strange = tuple(_disagreeing(module, trained.masters))
-    if strange:
-        detail = (
-            "the fp32 weights in the shards are not the module's weights: shards of two saves are "
-            "mixed (DeepSpeed 0.9 also does this before the first step)"
-        )
-        notes.append(Note(NoteKind.UNVERIFIED, strange, detail, needs_consent=True))
     if unknown:
         detail = (
             "the checkpoint has the name and no weights (a tied weight of DeepSpeed before 0.9.2?)"

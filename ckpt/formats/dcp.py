@@ -86,7 +86,7 @@ def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
     items = list(_items(checkpoint, options))
     _refuse_equal_keys(items)
     files = tuple(
-        DcpDataFile(f"__{number}_0{DATA_SUFFIX}", tuple(part))
+        DcpDataFile(f"__0_{number}{DATA_SUFFIX}", tuple(part))
         for number, part in enumerate(_split(items))
     )
     return WritePlan(

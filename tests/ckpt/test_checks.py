@@ -1,4 +1,4 @@
-"""Step counts: read from the optimizer, and told when parameters disagree."""
+"""What a checkpoint says against itself: step counts, master weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from conftest import FIXTURES
 
 import ckpt
-from ckpt.steps import differing_steps, step_of
+from ckpt.checks import remarks, step_of
 
 ZERO3 = FIXTURES / "ds009_t21-zero3_rich_w2" / "ckpt"
 
@@ -28,7 +28,7 @@ def test_the_optimizers_step() -> None:
 
 def test_equal_steps_are_not_remarked(tmp_path: Path) -> None:
     checkpoint = ckpt.open(saved(tmp_path / "a.pt", [5.0, 5.0]))
-    assert (step_of(checkpoint), differing_steps(checkpoint)) == (5, [])
+    assert (step_of(checkpoint), remarks(checkpoint)) == (5, [])
 
 
 def test_the_jobs_counter_stands_in(tmp_path: Path) -> None:
@@ -41,3 +41,8 @@ def test_different_steps_are_told_before_converting(tmp_path: Path) -> None:
     file = saved(tmp_path / "a.pt", [5.0, 3.0])
     notes = [str(note) for note in ckpt.prepare(file, "torch", tmp_path / "b.pt").notes]
     assert any("3 to 5 steps" in note for note in notes)
+
+
+def test_a_bf16_job_agrees_with_its_master_weights() -> None:
+    for name in ("ds009_t21-zero1_bf16_w2", "ds014_t24-zero1_bf16acc32_w2"):
+        assert remarks(ckpt.open(FIXTURES / name / "ckpt")) == []
