@@ -1,4 +1,4 @@
-"""Does a checkpoint agree with itself? Small reads before a conversion, and before `inspect` answers.
+"""Does a checkpoint agree with itself? A few small reads before a conversion and in `inspect`.
 
 Files of two saves of one job can fit together in every name and size. What then disagrees are step
 counts, and fp32 master weights with the weights that the model computed with.

@@ -15,7 +15,7 @@ from ckpt.errors import AmbiguousSource
 from ckpt.model import Checkpoint
 from ckpt.note import Note, NoteKind
 
-__all__ = ["CleanNames", "clean_names", "parse_renames", "rename"]
+__all__ = ["CleanNames", "clean_names", "is_buffer_name", "parse_renames", "rename"]
 
 ANYWHERE = (
     "_orig_mod.",
@@ -26,6 +26,9 @@ ANYWHERE = (
 """Segments that no user's module is called; source: torch 2.13.0 torch/_dynamo/eval_frame.py,
 torch/distributed/fsdp/_common_utils.py, torch/distributed/algorithms/_checkpoint/
 checkpoint_wrapper.py; lightning 2.6 strategies."""
+
+BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
+"""BatchNorm's buffers; source: torch 2.13.0 torch/nn/modules/batchnorm.py."""
 
 LEADING = "module."
 """The attribute of DataParallel, DDP and DeepSpeedEngine. Only taken off in front, and only when
@@ -41,6 +44,11 @@ class CleanNames:
 
     def __getitem__(self, original: str) -> str:
         return self.by_original[original]
+
+
+def is_buffer_name(name: str) -> bool:
+    """True for names that only buffers have, where nothing else tells parameters from buffers."""
+    return name.endswith(BUFFER_SUFFIXES)
 
 
 def parse_renames(rules: Iterable[str]) -> list[tuple[re.Pattern[str], str]]:

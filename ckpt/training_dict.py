@@ -14,7 +14,7 @@ from ckpt.errors import AmbiguousSource, CorruptCheckpoint, UnknownFormat, Unsup
 from ckpt.format import ReadOptions
 from ckpt.meta_model import ModelNames, build_model
 from ckpt.model import Checkpoint, Origin, Param, ParamGroup, Plain, StoredTensor
-from ckpt.names import clean_names
+from ckpt.names import clean_names, is_buffer_name
 from ckpt.note import Note, NoteKind
 from ckpt.optimizer_dict import OptimizerDict, is_optimizer, read_optimizer
 from ckpt.param_order import match_given_order, match_names
@@ -23,7 +23,6 @@ __all__ = ["TrainingDict", "find_parts", "read_training_dict"]
 
 Path = tuple[str, ...]
 MAX_DEPTH = 5
-BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
 FLAT_PARAM = "_flat_param"  # torch 2.13.0 torch/distributed/fsdp/_flat_param.py
 
 
@@ -199,7 +198,7 @@ def _buffer_names(tensors: Mapping[str, StoredTensor], known: ModelNames | None)
     return frozenset(
         name
         for name, tensor in tensors.items()
-        if name.endswith(BUFFER_SUFFIXES) or not tensor.dtype.is_floating_point
+        if is_buffer_name(name) or not tensor.dtype.is_floating_point
     )
 
 

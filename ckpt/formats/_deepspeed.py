@@ -32,13 +32,13 @@ __all__ = [
     "read_file",
     "require_same",
     "shapes_by_group",
-    "split_state",
     "stage_number",
     "steps_of",
 ]
 
 LATEST = "latest"
 UNIVERSAL_FOLDER = "zero"
+OFFLOADED_FOLDER = "offloaded_tensors"
 STAGE_3_MODEL = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt$")
 MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt$")
 OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt$")
@@ -85,7 +85,7 @@ class Save:
 
     def ranks(self, pattern: re.Pattern[str]) -> dict[int, Path]:
         """Files whose name matches, by data-parallel rank (the first number in the name)."""
-        found = {}
+        found: dict[int, Path] = {}
         for name in self.names:
             match = pattern.match(name)
             if match:
@@ -94,7 +94,13 @@ class Save:
                         f"{self.folder / name}: tensor or pipeline parallel (mp_rank "
                         f"{match.groups()[-1]}); only data-parallel checkpoints can be converted"
                     )
-                found[int(match.group(1))] = self.folder / name
+                rank = int(match.group(1))
+                if rank in found:
+                    raise CorruptCheckpoint(
+                        f"{self.folder}: {found[rank].name} and {name} are both of rank {rank}; "
+                        "files of two different saves are mixed"
+                    )
+                found[rank] = self.folder / name
         return dict(sorted(found.items()))
 
 
@@ -144,7 +150,14 @@ def locate(path: Path, tag: str | None) -> Save:
     """
     root = path.parent if path.is_file() else path
     folder = root if kind_of(_names(root)) else root / _choose_tag(root, tag)
+    if tag is not None and folder.name != tag:
+        raise MissingPart(f"{path}: is the save {folder.name!r}, not --tag {tag!r}")
     names = _names(folder)
+    if OFFLOADED_FOLDER in names:
+        raise Unsupported(
+            f"{folder / OFFLOADED_FOLDER}: states offloaded to NVMe lie there in raw swap files; "
+            "save without offload_optimizer device nvme, and convert that"
+        )
     _refuse_universal(folder)
     for pattern, what in ((EXPERT, "mixture-of-experts"), (PIPELINE, "pipeline-parallel")):
         found = next((name for name in names if pattern.match(name)), None)
@@ -269,13 +282,6 @@ def cut_from_flat(
     if not numel:
         chunks = [StoredChunk(Chunk.whole(shape), pieces[0].tensor.chunks[0].record)]
     return StoredTensor(pieces[0].tensor.dtype, shape, tuple(chunks))
-
-
-def split_state(state: Mapping[str, Plain]) -> tuple[dict[str, StoredTensor], dict[str, Plain]]:
-    """A flat optimizer state as its flat tensors and its scalars, such as `step`."""
-    flat = {k: v for k, v in state.items() if isinstance(v, StoredTensor) and v.shape}
-    scalars = {k: v for k, v in state.items() if k not in flat and v is not None}
-    return flat, scalars
 
 
 def require_same(values: Sequence[Plain], what: str, folder: Path) -> None:

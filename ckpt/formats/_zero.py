@@ -1,23 +1,24 @@
 """What the ZeRO formats share once their flat partitions are cut: building the checkpoint.
 
-Source: deepspeed 0.19.8 runtime/engine.py (`_common_checkpoint_state`, `_get_shared_params`).
+Source: deepspeed 0.19.8 runtime/engine.py (`_common_checkpoint_state`, `_get_shared_params`,
+`_get_zero_frozen_param_attributes`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ckpt.dtypes import DType
+from ckpt.errors import Unsupported
 from ckpt.formats._deepspeed import job_objects, model_state
 from ckpt.model import Checkpoint, Opaque, Origin, Param, ParamGroup, Plain, StoredTensor
-from ckpt.names import CleanNames, clean_names
+from ckpt.names import clean_names, is_buffer_name
 from ckpt.note import Note, NoteKind
-from ckpt.training_dict import BUFFER_SUFFIXES, find_ties
+from ckpt.training_dict import find_ties
 
-__all__ = ["Trained", "build"]
+__all__ = ["Trained", "build", "flat_states"]
 
 State = Mapping[str, StoredTensor | Any]
 PER_RANK_BUFFERS = (
@@ -41,6 +42,54 @@ class Trained:
     groups: list[tuple[list[str], Mapping[str, Plain]]] = field(default_factory=list)
     frozen: dict[str, StoredTensor] = field(default_factory=dict)
 
+    def under(self, names: Mapping[str, str]) -> Trained:
+        """The same under other names."""
+        return Trained(
+            {names[name]: tensor for name, tensor in self.masters.items()},
+            {names[name]: state for name, state in self.states.items()},
+            [([names[name] for name in members], options) for members, options in self.groups],
+            {names[name]: tensor for name, tensor in self.frozen.items()},
+        )
+
+
+def flat_states(
+    states: Sequence[Mapping[str, Plain]],
+    sizes: Sequence[tuple[int, ...]],
+    where: str,
+    need_optimizer: bool,
+) -> tuple[dict[str, list[StoredTensor]], dict[str, Plain]]:
+    """The optimizer's flat states by name, a tensor a rank, and its scalars such as `step`.
+
+    Args:
+        states: the flat parameter's state on each rank.
+        sizes: the numbers of elements that a state cut like the parameter may have on each rank.
+
+    Raises:
+        Unsupported: a state is not cut like the parameter (Muon's momentum), and is needed.
+    """
+    scalars = {
+        name: value
+        for name, value in states[0].items()
+        if value is not None and not (isinstance(value, StoredTensor) and value.shape)
+    }
+    flat = {}
+    for name in dict.fromkeys(name for state in states for name in state if name not in scalars):
+        tensors = [state.get(name) for state in states]
+        if all(value is None for value in tensors):
+            continue
+        cut = [t for t in tensors if isinstance(t, StoredTensor)]
+        fits = len(cut) == len(sizes) and all(
+            tensor.numel in allowed for tensor, allowed in zip(cut, sizes, strict=True)
+        )
+        if fits:
+            flat[name] = cut
+        elif need_optimizer:
+            raise Unsupported(
+                f"{where}: the optimizer state {name!r} is not cut like its parameters, so it "
+                "cannot be converted; --weights-only takes the weights"
+            )
+    return flat, scalars
+
 
 def build(
     content: Mapping[str, Any],
@@ -51,46 +100,55 @@ def build(
     notes: Sequence[Note] = (),
 ) -> Checkpoint:
     """The checkpoint of a model_states file and what the optimizer files hold."""
-    module = model_state(content, path)
+    raw = model_state(content, path)
+    names = clean_names(raw)
+    module = _under(raw, names.by_original)
+    own = clean_names([*trained.masters, *trained.frozen])
+    trained = trained.under(own.by_original)
     aliases = _aliases(content, module)
-    cleaned = clean_names([*module, *trained.masters, *trained.frozen, *aliases])
-    frozen = _frozen(content, module, trained, aliases)
-    buffers = _buffer_names(content, module) - trained.masters.keys() - frozen.keys()
+    buffers = _buffers(content, raw, names.by_original) - trained.masters.keys()
     ties = aliases | _module_ties(module, trained.masters, aliases)
-    unknown = [
-        name
-        for name in module
-        if name not in trained.masters and name not in frozen
-        and name not in buffers and name not in ties
-    ]  # fmt: skip
-    lp_dtypes = {name: tensor.dtype for name, tensor in module.items()}
+    frozen = _frozen(module, trained, buffers, ties, has_placeholders=origin.format == "zero3")
+    every = dict.fromkeys([*module, *trained.masters, *frozen, *ties])
     params = {
-        cleaned[name]: _param(name, module, trained, frozen, lp_dtypes)
-        for name in module
+        name: _param(name, module, trained, frozen)
+        for name in every
         if name in trained.masters or name in frozen
     }
-    order = [name for name in module if name not in unknown]
-    order += [name for name in ties if name not in module]
+    known = params.keys() | buffers | ties.keys()
+    lost = [name for name in every if name not in known]
     return Checkpoint(
         params=params,
-        buffers={cleaned[name]: module[name] for name in module if name in buffers},
-        order=tuple(cleaned[name] for name in order),
-        ties={cleaned[alias]: cleaned[owner] for alias, owner in ties.items()},
-        groups=_groups(trained, cleaned),
+        buffers={name: module[name] for name in module if name in buffers},
+        order=tuple(name for name in every if name in known),
+        ties=ties,
+        groups=tuple(ParamGroup(tuple(members), options) for members, options in trained.groups),
         objects=_objects(content, loss_scaler),
-        origin=_with_names(origin, cleaned),
-        notes=(*notes, *_notes(unknown, buffers, module, content, trained, origin)),
+        origin=replace(origin, stripped=tuple(dict.fromkeys([*names.stripped, *own.stripped]))),
+        notes=(*notes, *_notes(lost, sorted(buffers), content, origin)),
     )
 
 
+T = TypeVar("T")
+
+
+def _under(tensors: Mapping[str, T], names: Mapping[str, str]) -> dict[str, T]:
+    return {names[name]: tensor for name, tensor in tensors.items()}
+
+
 def _aliases(content: Mapping[str, Any], module: Mapping[str, StoredTensor]) -> dict[str, str]:
-    """`shared_params`, without names under which the module holds weights of their own."""
+    """`shared_params`, but for names under which the module holds something of its own.
+
+    DeepSpeed takes parameters without elements for tied, since their addresses are all 0.
+    """
     shared = {str(a): str(o) for a, o in (content.get("shared_params") or {}).items()}
-    own = {name for name, tensor in module.items() if tensor.numel}
+    clean = clean_names([*shared, *shared.values()])
+    pairs = {clean[alias]: clean[owner] for alias, owner in shared.items()}
     return {
         alias: owner
-        for alias, owner in shared.items()
-        if alias not in own or module[alias] is module.get(owner)
+        for alias, owner in pairs.items()
+        if alias not in module or not module[alias].numel or module[alias] is module.get(owner)
+        if alias not in module or module[alias].shape in ((0,), module[owner].shape)
     }
 
 
@@ -99,42 +157,45 @@ def _param(
     module: Mapping[str, StoredTensor],
     trained: Trained,
     frozen: Mapping[str, StoredTensor],
-    lp_dtypes: Mapping[str, DType],
 ) -> Param:
     if name in frozen:
-        return Param(frozen[name], lp_dtype=frozen[name].dtype, trainable=False)
-    master, value = trained.masters[name], module[name]
-    whole = value if value.shape == master.shape and value.numel else None
-    return Param(whole, master, lp_dtypes[name], trained.states.get(name, {}))
+        return Param(frozen[name], lp_dtype=frozen[name].dtype)
+    master, value = trained.masters[name], module.get(name)
+    whole = value if value is not None and value.shape == master.shape and value.numel else None
+    return Param(whole, master, value.dtype if value else None, trained.states.get(name, {}))
 
 
 def _frozen(
-    content: Mapping[str, Any],
     module: Mapping[str, StoredTensor],
     trained: Trained,
-    aliases: Mapping[str, str],
+    buffers: set[str],
+    ties: Mapping[str, str],
+    *,
+    has_placeholders: bool,
 ) -> dict[str, StoredTensor]:
-    """Weights of parameters that no optimizer holds: fragments (stage 3) or the module's own."""
-    buffers = _buffer_names(content, module)
+    """Weights of parameters that no optimizer holds: fragments (stage 3) or the module's own.
+
+    Args:
+        has_placeholders: empty tensors in the module stand for parameters (stage 3).
+    """
     whole = {
         name: tensor
         for name, tensor in module.items()
-        if name not in trained.masters and name not in buffers and name not in aliases
-        and tensor.numel
-    }  # fmt: skip
-    owned = {id(module[name]) for name in trained.masters if name in module}
-    tied = {name for name, tensor in whole.items() if id(tensor) in owned}
-    return {n: t for n, t in whole.items() if n not in tied} | trained.frozen
+        if name not in trained.masters and name not in buffers and name not in ties
+    }
+    return {n: t for n, t in whole.items() if t.numel or not has_placeholders} | trained.frozen
 
 
-def _buffer_names(content: Mapping[str, Any], module: Mapping[str, StoredTensor]) -> set[str]:
+def _buffers(
+    content: Mapping[str, Any], raw: Mapping[str, StoredTensor], names: Mapping[str, str]
+) -> set[str]:
     listed = content.get("buffer_names")
     if listed is not None:
-        return {name for name in map(str, listed) if name in module}
+        return {names[name] for name in map(str, listed) if name in raw}
     return {
-        name
-        for name, tensor in module.items()
-        if name.endswith(BUFFER_SUFFIXES) or not tensor.dtype.is_floating_point
+        names[name]
+        for name, tensor in raw.items()
+        if is_buffer_name(name) or not tensor.dtype.is_floating_point
     }
 
 
@@ -152,13 +213,6 @@ def _module_ties(
     return ties
 
 
-def _groups(trained: Trained, cleaned: CleanNames) -> tuple[ParamGroup, ...]:
-    return tuple(
-        ParamGroup(tuple(cleaned[name] for name in members), options)
-        for members, options in trained.groups
-    )
-
-
 def _objects(content: Mapping[str, Any], loss_scaler: Plain) -> dict[str, Plain]:
     objects = job_objects(content)
     if isinstance(loss_scaler, Opaque) and loss_scaler.type_name.endswith("DynamicLossScaler"):
@@ -166,32 +220,18 @@ def _objects(content: Mapping[str, Any], loss_scaler: Plain) -> dict[str, Plain]
     return objects
 
 
-def _with_names(origin: Origin, cleaned: CleanNames) -> Origin:
-    return Origin(origin.format, origin.path, origin.writer, origin.world_size, cleaned.stripped)
-
-
 def _notes(
-    unknown: Sequence[str],
-    buffers: set[str],
-    module: Mapping[str, StoredTensor],
-    content: Mapping[str, Any],
-    trained: Trained,
-    origin: Origin,
+    lost: Sequence[str], buffers: Sequence[str], content: Mapping[str, Any], origin: Origin
 ) -> list[Note]:
     notes = []
-    if unknown:
+    if lost:
         detail = (
             "the checkpoint has the name and no weights (a tied weight of DeepSpeed before 0.9.2?)"
         )
-        notes.append(Note(NoteKind.DROPPED, tuple(unknown), detail, needs_consent=True))
-    excluded = [
-        str(name)
-        for name in content.get("frozen_param_shapes") or ()
-        if name not in module and name not in trained.frozen
-    ]
-    if excluded:
-        detail = "saved with exclude_frozen_parameters; take these from the base model"
-        notes.append(Note(NoteKind.DROPPED, tuple(excluded), detail))
+        notes.append(Note(NoteKind.DROPPED, tuple(lost), detail, needs_consent=True))
+    if origin.format != "zero1" and content.get("frozen_param_shapes", ()) is None:
+        detail = "not saved (exclude_frozen_parameters); if there are any, the base model has them"
+        notes.append(Note(NoteKind.DROPPED, ("frozen parameters",), detail))
     if buffers and (origin.world_size or 1) > 1:
-        notes.append(Note(NoteKind.KEPT_ONE, tuple(sorted(buffers)), PER_RANK_BUFFERS))
+        notes.append(Note(NoteKind.KEPT_ONE, tuple(buffers), PER_RANK_BUFFERS))
     return notes

@@ -19,13 +19,12 @@ from ckpt.errors import CorruptCheckpoint, MissingPart
 from ckpt.format import Format, Match, Part, ReadOptions, WriteOptions
 from ckpt.meta_model import ModelNames, transformers_model
 from ckpt.model import Checkpoint, Origin, Param, StoredTensor
-from ckpt.names import clean_names
+from ckpt.names import clean_names, is_buffer_name
 from ckpt.note import Note, NoteKind, summarise
 from ckpt.outgoing import state_dict, weight_notes
 from ckpt.plan import CommitFile, CopiedFile, FileSpans, OutTensor, WritePlan
 from ckpt.storage import safetensors_file
 from ckpt.storage.safetensors_file import SafetensorsFile
-from ckpt.training_dict import BUFFER_SUFFIXES
 
 SUFFIX = ".safetensors"
 SINGLE_FILE = "model.safetensors"
@@ -73,7 +72,7 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
     buffers = {
         name: tensor
         for name, tensor in names.items()
-        if name.endswith(BUFFER_SUFFIXES) or not tensor.dtype.is_floating_point
+        if is_buffer_name(name) or not tensor.dtype.is_floating_point
     }
     return Checkpoint(
         params={name: Param(t) for name, t in names.items() if name not in buffers},
@@ -107,7 +106,9 @@ def _files(path: Path) -> Sequence[Path]:
         listed = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as problem:
         raise CorruptCheckpoint(f"{index}: not an index of safetensors shards") from problem
-    missing = [name for name in listed if not (folder / name).exists()]
+    if any(Path(name).name != name for name in listed):
+        raise CorruptCheckpoint(f"{index}: lists files outside of its folder")
+    missing = [name for name in listed if not (folder / name).is_file()]
     if missing:
         raise MissingPart(f"{folder}: {summarise(missing)} missing, which {index.name} lists")
     return [folder / name for name in listed]

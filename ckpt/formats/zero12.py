@@ -12,6 +12,7 @@ Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`state_dict`), runtime/b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,10 @@ from ckpt.formats._deepspeed import (
     read_file,
     require_same,
     shapes_by_group,
-    split_state,
     stage_number,
     steps_of,
 )
-from ckpt.formats._zero import Trained, build
+from ckpt.formats._zero import Trained, build, flat_states
 from ckpt.model import Checkpoint, Opaque, Origin, Plain, StoredTensor
 from ckpt.note import Note, NoteKind
 
@@ -61,13 +61,11 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
     shapes = shapes_by_group(
         content.get("param_shapes") or ranks[0].get("param_shapes"), model_path
     )
-    trained = _cut(partitions, shapes, save)
-    if _is_round_robin(content):
+    trained = _cut(partitions, shapes, save, options.need_optimizer)
+    if not _slices_agree(partitions, shapes, save, must=not _is_round_robin(content)):
         trained.groups = [
-            (_before_round_robin(names, len(files)), options) for names, options in trained.groups
+            (_before_round_robin(names, len(files)), hyper) for names, hyper in trained.groups
         ]
-    else:
-        _check_slices(partitions, shapes, save)
     origin = Origin(
         format=f"zero{stage}",
         path=str(path),
@@ -136,7 +134,10 @@ def _elastic_note(partition: Partition) -> list[Note]:
 
 
 def _cut(
-    partitions: Sequence[Partition], shapes: Sequence[Mapping[str, tuple[int, ...]]], save: Save
+    partitions: Sequence[Partition],
+    shapes: Sequence[Mapping[str, tuple[int, ...]]],
+    save: Save,
+    need_optimizer: bool,
 ) -> Trained:
     """Parameters and their states out of the flat partitions of all ranks."""
     trained = Trained()
@@ -147,52 +148,67 @@ def _cut(
             "groups; files of two different saves are mixed"
         )
     for index, group in enumerate(shapes):
-        _cut_group(trained, partitions, index, group, save)
+        masters = [p["single_partition_of_fp32_groups"][index] for p in partitions]
+        sizes = [
+            (m.numel, m.numel + _padding(p, index))
+            for m, p in zip(masters, partitions, strict=True)
+        ]
+        states = [_states(partition)[index] for partition in partitions]
+        flat, scalars = flat_states(states, sizes, str(save.folder), need_optimizer)
+        if "step" in options[index]:
+            scalars.setdefault("step", options[index]["step"])
+        gaps = _alignment(partitions[0], index, len(group), save)
+        _cut_group(trained, masters, flat, scalars, group, gaps, save)
         hyper = {k: v for k, v in options[index].items() if k != "step"}
         trained.groups.append((list(group), hyper))
     return trained
 
 
+def _padding(partition: Partition, index: int) -> int:
+    """Elements that rank's states have beyond its fp32 partition (deepspeed >= 0.7.0)."""
+    paddings = partition.get("group_paddings")
+    return int(paddings[index]) if paddings else 0
+
+
 def _cut_group(
     trained: Trained,
-    partitions: Sequence[Partition],
-    index: int,
+    masters: Sequence[StoredTensor],
+    flat: Mapping[str, Sequence[StoredTensor]],
+    scalars: Mapping[str, Plain],
     group: Mapping[str, tuple[int, ...]],
+    gaps: Sequence[int],
     save: Save,
 ) -> None:
-    masters = [p["single_partition_of_fp32_groups"][index] for p in partitions]
     starts = [sum(m.numel for m in masters[:rank]) for rank in range(len(masters))]
-    states = [split_state(_states(p)[index]) for p in partitions]
-    scalars = dict(states[0][1])
-    if "step" not in scalars and "step" in _options(partitions[0])[index]:
-        scalars["step"] = _options(partitions[0])[index]["step"]
-    gaps = _alignment(partitions[0], index, len(group))
     offset = 0
     for (name, shape), gap in zip(group.items(), gaps, strict=True):
         where = f"{save.folder}: {name}"
         trained.masters[name] = cut_from_flat(_pieces(starts, masters), offset, shape, where)
         trained.states[name] = {
-            key: cut_from_flat(
-                _pieces(starts, [flat[key] for flat, _ in states]), offset, shape, where
-            )
-            for key in states[0][0]
-        } | scalars
+            key: cut_from_flat(_pieces(starts, tensors), offset, shape, where)
+            for key, tensors in flat.items()
+        } | dict(scalars)
         offset += prod(shape) + gap
-    _check_length(sum(m.numel for m in masters), offset, len(partitions), save)
+    _check_length(sum(m.numel for m in masters), offset, len(masters), save)
 
 
 def _pieces(starts: Sequence[int], tensors: Sequence[StoredTensor]) -> list[FlatPiece]:
     return [FlatPiece(start, tensor) for start, tensor in zip(starts, tensors, strict=True)]
 
 
-def _alignment(partition: Partition, index: int, count: int) -> Sequence[int]:
+def _alignment(partition: Partition, index: int, count: int, save: Save) -> Sequence[int]:
     """Padding after each parameter (zero_optimization.parameter_alignment, deepspeed >= 0.19.7)."""
     paddings = partition.get("param_alignment_paddings")
-    return paddings[index] if paddings and len(paddings[index]) == count else [0] * count
+    if not paddings:
+        return [0] * count
+    if len(paddings[index]) != count:
+        raise CorruptCheckpoint(
+            f"{save.folder}: {len(paddings[index])} paddings for the {count} parameters of a group"
+        )
+    return list(paddings[index])
 
 
 def _is_round_robin(content: Mapping[str, Any]) -> bool:
-    """Under round_robin_gradients `param_slice_mappings` are those of the order before it."""
     zero = (content.get("ds_config") or {}).get("zero_optimization")
     return isinstance(zero, Mapping) and bool(zero.get("round_robin_gradients"))
 
@@ -207,28 +223,50 @@ def _before_round_robin(names: Sequence[str], world_size: int) -> list[str]:
     return [original[index] for index in range(len(names))]
 
 
-def _check_slices(
-    partitions: Sequence[Partition], shapes: Sequence[Mapping[str, tuple[int, ...]]], save: Save
-) -> None:
-    """Compares the offsets with what the rank files say about them (deepspeed >= 0.7.4)."""
+def _slices_agree(
+    partitions: Sequence[Partition],
+    shapes: Sequence[Mapping[str, tuple[int, ...]]],
+    save: Save,
+    *,
+    must: bool,
+) -> bool:
+    """Whether parameters lie where the rank files say (`param_slice_mappings`, >= 0.7.4).
+
+    Under round_robin_gradients the mappings are those of the order before it, so a disagreement
+    tells that it was in effect; the setting alone does not (stage 1 ignored it in some releases).
+
+    Raises:
+        CorruptCheckpoint: they lie elsewhere and `must` not.
+    """
+    if not all(partition.get("param_slice_mappings") for partition in partitions):
+        return must
     for index, group in enumerate(shapes):
-        gaps = _alignment(partitions[0], index, len(group))
-        offsets, at = {}, 0
-        for (name, shape), gap in zip(group.items(), gaps, strict=True):
-            offsets[name] = at
-            at += prod(shape) + gap
+        gaps = _alignment(partitions[0], index, len(group), save)
+        ends = accumulate(prod(s) + gap for s, gap in zip(group.values(), gaps, strict=True))
+        offsets = dict(zip(group, [0, *ends], strict=False))
         start = 0
         for rank, partition in enumerate(partitions):
-            slices = (partition.get("param_slice_mappings") or [{}] * len(shapes))[index]
-            for name, address in slices.items():
-                stated = address.state.get("start") if isinstance(address, Opaque) else None
-                if stated is not None and stated != max(offsets.get(name, -1) - start, 0):
-                    raise CorruptCheckpoint(
-                        f"{save.folder}: {name} begins at {stated} in rank {rank}'s partition, "
-                        f"expected {max(offsets.get(name, -1) - start, 0)}; the order of the "
-                        "parameters is not the one that was saved"
-                    )
+            wrong = _first_elsewhere(partition["param_slice_mappings"][index], offsets, start)
+            if wrong and must:
+                raise CorruptCheckpoint(
+                    f"{save.folder}: {wrong} lies elsewhere in rank {rank}'s partition than its "
+                    "file says; the order of the parameters is not the one that was saved"
+                )
+            if wrong:
+                return False
             start += partition["single_partition_of_fp32_groups"][index].numel
+    return True
+
+
+def _first_elsewhere(
+    slices: Mapping[str, Plain], offsets: Mapping[str, int], start: int
+) -> str | None:
+    """The first parameter whose stated place in a partition is not the computed one."""
+    for name, address in slices.items():
+        stated = address.state.get("start") if isinstance(address, Opaque) else None
+        if stated not in (None, max(offsets.get(name, -1) - start, 0)):
+            return name
+    return None
 
 
 def _check_length(stored: int, used: int, world_size: int, save: Save) -> None:

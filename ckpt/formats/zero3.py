@@ -32,11 +32,10 @@ from ckpt.formats._deepspeed import (
     read_file,
     require_same,
     shapes_by_group,
-    split_state,
     stage_number,
     steps_of,
 )
-from ckpt.formats._zero import Trained, build
+from ckpt.formats._zero import Trained, build, flat_states
 from ckpt.model import Checkpoint, Origin, Plain, StoredTensor, walk
 from ckpt.note import Note, NoteKind
 from ckpt.values import read_number
@@ -64,7 +63,7 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
             raise CorruptCheckpoint(f"{file}: expected optimizer states of ZeRO stage 3")
     shapes = shapes_by_group(first.get("param_shapes"), model_files[0])
     _require_one_save(save, contents, partitions)
-    trained = _cut(partitions, shapes, save)
+    trained = _cut(partitions, shapes, save, options.need_optimizer)
     trained.frozen = _frozen(contents, save)
     origin = Origin(
         format="zero3",
@@ -111,12 +110,17 @@ def _require_one_save(
     for count in counts if isinstance(counts, list | tuple) else [counts]:
         if isinstance(count, int) and count != len(partitions):
             raise Unsupported(
-                f"{save.folder}: parameters are cut in {count} over {len(partitions)} ranks (MiCS "
-                "or hpZ); only full partitioning can be converted"
+                f"{save.folder}: parameters are cut in {count} over {len(partitions)} ranks "
+                "(MiCS); only full partitioning can be converted"
             )
 
 
-def _cut(partitions: Sequence[Mapping[str, Any]], shapes: Sequence[Shapes], save: Save) -> Trained:
+def _cut(
+    partitions: Sequence[Mapping[str, Any]],
+    shapes: Sequence[Shapes],
+    save: Save,
+    need_optimizer: bool,
+) -> Trained:
     """Parameters and their states out of the sub-groups of all ranks."""
     trained = Trained()
     base = [partition["optimizer_state_dict"] for partition in partitions]
@@ -127,12 +131,12 @@ def _cut(partitions: Sequence[Mapping[str, Any]], shapes: Sequence[Shapes], save
             "files of two different saves are mixed"
         )
     for index, group in enumerate(shapes):
-        states = [split_state(b["state"].get(index, {})) for b in base]
-        scalars = dict(states[0][1])
-        kinds = {"": [groups[index] for groups in flat]} | {
-            key: [tensors[key] for tensors, _ in states] for key in states[0][0]
-        }
-        _check_length(kinds, group, len(partitions), save)
+        masters = [groups[index] for groups in flat]
+        _check_length(masters, group, save)
+        states = [b["state"].get(index, {}) for b in base]
+        sizes = [(master.numel,) for master in masters]
+        cut_alike, scalars = flat_states(states, sizes, str(save.folder), need_optimizer)
+        kinds = {"": masters, **cut_alike}
         offset = 0
         for name, shape in group.items():
             share = ceil(prod(shape) / len(partitions))
@@ -161,17 +165,14 @@ def _gather(
     return cut_from_flat(pieces, 0, shape, where)
 
 
-def _check_length(
-    kinds: Mapping[str, Sequence[StoredTensor]], group: Shapes, world_size: int, save: Save
-) -> None:
-    expected = sum(ceil(prod(shape) / world_size) for shape in group.values())
-    for tensors in kinds.values():
-        for rank, tensor in enumerate(tensors):
-            if tensor.numel != expected:
-                raise CorruptCheckpoint(
-                    f"{save.folder}: rank {rank} holds {tensor.numel} elements of a sub-group, "
-                    f"expected {expected}; files of two different saves are mixed"
-                )
+def _check_length(masters: Sequence[StoredTensor], group: Shapes, save: Save) -> None:
+    expected = sum(ceil(prod(shape) / len(masters)) for shape in group.values())
+    for rank, master in enumerate(masters):
+        if master.numel != expected:
+            raise CorruptCheckpoint(
+                f"{save.folder}: rank {rank} holds {master.numel} elements of a sub-group, "
+                f"expected {expected}; files of two different saves are mixed"
+            )
 
 
 def _add_groups(
@@ -200,10 +201,16 @@ def _frozen(contents: Sequence[Rank], save: Save) -> dict[str, StoredTensor]:
     frozen = {}
     for name, size in shapes.items():
         shape = tuple(size)
-        if any(name not in rank for rank in fragments):
-            continue  # saved with exclude_frozen_parameters
         share = ceil(prod(shape) / len(contents))
-        tensors = [rank[name] for rank in fragments]
+        tensors = [t for rank in fragments if isinstance(t := rank.get(name), StoredTensor)]
+        if len(tensors) != len(fragments):
+            raise CorruptCheckpoint(f"{save.folder}: {name} is missing on some ranks")
+        placeholder = contents[0]["module"].get(name)
+        if isinstance(placeholder, StoredTensor) and tensors[0].dtype is not placeholder.dtype:
+            raise Unsupported(
+                f"{save.folder}: {name} is quantised (zero_quantized_nontrainable_weights), and "
+                "DeepSpeed does not save the scale"
+            )
         frozen[str(name)] = _gather(tensors, 0, share, shape, f"{save.folder}: {name}")
     return frozen
 
