@@ -11,10 +11,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from importlib.metadata import version
 from pathlib import Path
 from typing import ParamSpec
 
 import ckpt.registry as registry
+from ckpt import __version__
 from ckpt.checks import remarks
 from ckpt.errors import LossRefused
 from ckpt.execute import check_output, check_replaceable, check_space, execute
@@ -130,12 +132,12 @@ def prepare(
     if path.exists():
         check_output(goal, path, overwrite=overwrite)
     keeps_optimizer = Part.OPTIMIZER in target.keeps and not weights_only
-    checkpoint = tie_equal_weights(
-        open_checkpoint(
-            path, tag=tag, key=key, rename_rules=rename_rules, param_order=param_order,
-            model=model, need_optimizer=keeps_optimizer,
-        )
+    checkpoint = open_checkpoint(
+        path, tag=tag, key=key, rename_rules=rename_rules, param_order=param_order, model=model,
+        need_optimizer=keeps_optimizer,
     )  # fmt: skip
+    if checkpoint.origin.repeats_ties:
+        checkpoint = tie_equal_weights(checkpoint)
     told = [*remarks(checkpoint), *_losses(checkpoint, target, weights_only)]
     if weights_only:
         checkpoint = checkpoint.without_job()
@@ -147,7 +149,7 @@ def prepare(
     check_replaceable(plan, goal)
     check_space(plan, goal)
     asked = (to, options, tag, key, tuple(rename_rules), param_order, model, weights_only)
-    return Conversion(checkpoint, target, goal, plan, notes, _digest(checkpoint, repr(asked)))
+    return Conversion(checkpoint, target, goal, plan, notes, _digest(checkpoint, plan, repr(asked)))
 
 
 def _write_options(
@@ -201,9 +203,11 @@ def _losses(checkpoint: Checkpoint, target: Format, weights_only: bool) -> list[
     return losses
 
 
-def _digest(checkpoint: Checkpoint, asked: str) -> str:
-    """Identifies the files of a source as they are now, and what was asked for."""
+def _digest(checkpoint: Checkpoint, plan: WritePlan, asked: str) -> str:
+    """Identifies the files of a source as they are now, what was asked for, and by which code."""
     paths = {chunk.record.path for _, tensor in checkpoint.tensors() for chunk in tensor.chunks}
     found = {path: Path(path).stat() for path in sorted(paths)}
     stats = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in found.items()]
-    return hashlib.sha256(repr((asked, stats)).encode()).hexdigest()
+    files = [(file.path, file.nbytes) for file in plan.files]
+    code = (__version__, version("torch"))
+    return hashlib.sha256(repr((asked, stats, files, code)).encode()).hexdigest()

@@ -9,11 +9,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
-from ckpt.chunks import Chunk
+from ckpt.chunks import Chunk, row_slabs
 from ckpt.copying import copy
 from ckpt.model import StoredTensor
 from ckpt.moves import moves_of
@@ -65,7 +64,7 @@ def _boxes(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[bytes, bytes, Chu
     """The row-major bytes of both tensors, box by box."""
     with tempfile.TemporaryDirectory(prefix="ckpt-") as folder:
         path = Path(folder) / "box"
-        for box in _slabs(a.shape, max(a.dtype.itemsize, b.dtype.itemsize)):
+        for box in row_slabs(a.shape, max(a.dtype.itemsize, b.dtype.itemsize), BOX_BYTES):
             yield _bytes(a, box, path), _bytes(b, box, path), box
 
 
@@ -77,17 +76,6 @@ def _bytes(tensor: StoredTensor, box: Chunk, path: Path) -> bytes:
     # A record would be read to its end for its checksum, once for every box.
     copy(replace(move, record=replace(move.record, crc32=None)) for move in moves)
     return path.read_bytes()
-
-
-def _slabs(shape: tuple[int, ...], itemsize: int) -> Iterator[Chunk]:
-    """The tensor in boxes of whole rows, none larger than BOX_BYTES if rows allow."""
-    if not shape or prod(shape) * itemsize <= BOX_BYTES:
-        yield Chunk.whole(shape)
-        return
-    rows = max(BOX_BYTES // (prod(shape[1:]) * itemsize), 1)
-    for first in range(0, shape[0], rows):
-        offsets = (first,) + (0,) * (len(shape) - 1)
-        yield Chunk(offsets, (min(rows, shape[0] - first), *shape[1:]))
 
 
 def _numbers(data: bytes, tensor: StoredTensor) -> Any:

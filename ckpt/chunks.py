@@ -10,7 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-__all__ = ["Chunk", "Coverage", "chunks_of_flat_range", "coverage", "row_major_strides"]
+__all__ = [
+    "Chunk",
+    "Coverage",
+    "chunks_of_flat_range",
+    "coverage",
+    "row_major_strides",
+    "row_slabs",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,17 @@ def _boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Chunk]:
 def _in_row(index: int, shape: tuple[int, ...], start: int, stop: int) -> Iterator[Chunk]:
     for box in _boxes(shape[1:], start, stop):
         yield Chunk((index, *box.offsets), (1, *box.sizes))
+
+
+def row_slabs(shape: Sequence[int], itemsize: int, max_bytes: int) -> Iterator[Chunk]:
+    """The tensor in boxes of whole rows, none larger than `max_bytes` if a row is not."""
+    if not shape or prod(shape) * itemsize <= max_bytes:
+        yield Chunk.whole(shape)
+        return
+    rows = max(max_bytes // (prod(shape[1:]) * itemsize), 1)
+    for first in range(0, shape[0], rows):
+        offsets = (first,) + (0,) * (len(shape) - 1)
+        yield Chunk(offsets, (min(rows, shape[0] - first), *shape[1:]))
 
 
 def coverage(shape: Sequence[int], chunks: Sequence[Chunk]) -> Coverage:

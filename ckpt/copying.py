@@ -14,6 +14,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
@@ -24,7 +25,7 @@ from ckpt.moves import Move, Run, run_numel, runs_of
 __all__ = ["copy"]
 
 BLOCK_BYTES = 1 << 20  # fits a core's cache between reading, checksumming and writing
-SHORT_RUN_BYTES = 2048
+SHORT_RUN_BYTES = 64 << 10  # below, one memory-mapped copy costs less than a write a run
 WORKERS = 2
 
 Progress = Callable[[int], None]
@@ -48,16 +49,16 @@ def copy(
     by_record: dict[Record, list[Move]] = defaultdict(list)
     for move in moves:
         by_record[move.record].append(move)
-    files, cancelled = _Files(), Event()
+    outputs, cancelled = _Outputs(), Event()
     try:
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="copy") as pool:
             jobs = [
-                pool.submit(_copy_record, files, record, group, progress, finished, cancelled)
+                pool.submit(_copy_record, outputs, record, group, progress, finished, cancelled)
                 for record, group in sorted(by_record.items(), key=lambda kv: -kv[0].length)
             ]
             _wait(jobs, cancelled)
     finally:
-        files.close()
+        outputs.close()
 
 
 def _wait(jobs: Sequence[Future[None]], cancelled: Event) -> None:
@@ -73,27 +74,28 @@ def _wait(jobs: Sequence[Future[None]], cancelled: Event) -> None:
         raise
 
 
-class _Files:
-    """File descriptors by path, opened once and shared; positioned reads and writes only."""
+class _Outputs:
+    """Descriptors of the output files, opened once and shared; positioned writes only."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, int], int] = {}
+        self._open: dict[str, int] = {}
         self._lock = Lock()
 
-    def descriptor(self, path: str, flags: int) -> int:
-        """The descriptor of a file, opened for reading (O_RDONLY) or for both (O_RDWR)."""
+    def descriptor(self, path: str) -> int:
+        """The descriptor of an output file, for reading and writing."""
         with self._lock:
-            if (path, flags) not in self._open:
-                self._open[path, flags] = os.open(path, flags)
-            return self._open[path, flags]
+            if path not in self._open:
+                self._open[path] = os.open(path, os.O_RDWR)
+            return self._open[path]
 
     def close(self) -> None:
+        """Close them all."""
         for descriptor in self._open.values():
             os.close(descriptor)
 
 
 def _copy_record(
-    files: _Files,
+    outputs: _Outputs,
     record: Record,
     moves: Sequence[Move],
     progress: Progress | None,
@@ -102,23 +104,23 @@ def _copy_record(
 ) -> None:
     if cancelled.is_set():
         return
-    source = files.descriptor(record.path, os.O_RDONLY)
-    streamed = []
-    for move in moves:
-        if run_numel(move) * move.dtype.itemsize < SHORT_RUN_BYTES < move.nbytes:
-            _copy_strided(source, files.descriptor(move.path, os.O_RDWR), move)
-            if progress:
-                progress(move.nbytes)
-        else:
-            streamed += [(run, move) for run in runs_of(move)]
-    if streamed or record.crc32 is not None:
-        _stream(files, source, record, streamed, progress, cancelled)
+    with Path(record.path).open("rb", buffering=0) as stream:
+        source, streamed = stream.fileno(), []
+        for move in moves:
+            if run_numel(move) * move.dtype.itemsize < SHORT_RUN_BYTES < move.nbytes:
+                _copy_strided(source, outputs.descriptor(move.path), move)
+                if progress:
+                    progress(move.nbytes)
+            else:
+                streamed += [(run, move) for run in runs_of(move)]
+        if streamed or record.crc32 is not None:
+            _stream(outputs, source, record, streamed, progress, cancelled)
     if finished and not cancelled.is_set():
         finished(record)
 
 
 def _stream(
-    files: _Files,
+    outputs: _Outputs,
     source: int,
     record: Record,
     runs: list[tuple[Run, Move]],
@@ -144,7 +146,7 @@ def _stream(
         written = 0
         at = first
         while at < len(runs) and _begin(*runs[at]) < end:
-            written += _write_part(files, block, begin, end, *runs[at])
+            written += _write_part(outputs, block, begin, end, *runs[at])
             at += 1
         if progress and written:
             progress(written)
@@ -183,7 +185,7 @@ def _read_into(source: int, block: memoryview, offset: int) -> int:
 
 
 def _write_part(
-    files: _Files, block: memoryview, begin: int, end: int, run: Run, move: Move
+    outputs: _Outputs, block: memoryview, begin: int, end: int, run: Run, move: Move
 ) -> int:
     """Write what the block [begin, end) holds of a run; the bytes written."""
     start, stop = max(_begin(run, move), begin), min(_end(run, move), end)
@@ -194,7 +196,7 @@ def _write_part(
         data = _cast(data, move)
     element = run.out_start + (start - _begin(run, move)) // move.dtype.itemsize
     position = move.base + element * move.out_dtype.itemsize
-    target = files.descriptor(move.path, os.O_RDWR)
+    target = outputs.descriptor(move.path)
     size, done = len(data), 0
     while done < size:
         done += os.pwrite(target, data[done:], position + done)

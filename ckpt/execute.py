@@ -8,11 +8,12 @@ started again, goes on from there. A run that fails or is interrupted takes its 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
@@ -84,7 +85,9 @@ def check_space(plan: WritePlan, output: Path) -> None:
     """
     needed = plan.nbytes + sum(Path(file.source).stat().st_size for file in plan.copied)
     folder = next(parent for parent in output.absolute().parents if parent.exists())
-    free = shutil.disk_usage(folder).free
+    begun = folder / f".{output.name}.partial"
+    held = sum(f.stat().st_blocks * 512 for f in begun.rglob("*") if f.is_file())
+    free = shutil.disk_usage(folder).free + held
     if needed + SPARE_BYTES > free:
         raise NoSpace(
             f"{folder}: {free / 1e9:.2f} GB free, the output takes {needed / 1e9:.2f} GB; "
@@ -107,19 +110,51 @@ def execute(
     """
     partial = output.absolute().with_name(f".{output.name}.partial")
     made = [folder for folder in partial.parents if not folder.exists()]
-    try:
-        journal = _Journal(partial, digest)
-        _fill(plan, partial, journal, progress)
-        (partial / JOURNAL_FILE).unlink()
-        _publish(partial / SINGLE if plan.is_single_file else partial, output)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        with suppress(OSError):
-            for folder in made:
-                folder.rmdir()
-        raise
+    with _locked(partial):
+        try:
+            journal = _Journal(partial, digest)
+            _fill(plan, partial, journal, progress)
+            journal.remove()
+            _publish(partial / SINGLE if plan.is_single_file else partial, output)
+        except BaseException:
+            _discard(partial)
+            with suppress(OSError):
+                for folder in made:
+                    folder.rmdir()
+            raise
     if plan.is_single_file:
         partial.rmdir()
+
+
+@contextmanager
+def _locked(partial: Path) -> Iterator[None]:
+    """Holds the hidden folder, which is made if need be, against a second conversion.
+
+    Raises:
+        OutputExists: another process holds it.
+    """
+    while True:
+        partial.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(partial, os.O_RDONLY)
+        try:
+            with _unsupported_is_fine():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if partial.exists() and partial.stat().st_ino == os.fstat(descriptor).st_ino:
+                yield
+                return
+        except BlockingIOError as problem:
+            raise OutputExists(
+                f"{partial}: another conversion is writing this output; wait for it, or choose "
+                "another with -o"
+            ) from problem
+        finally:
+            os.close(descriptor)
+
+
+def _discard(partial: Path) -> None:
+    """Delete a hidden folder, its journal first: data that is gone must not count as done."""
+    (partial / JOURNAL_FILE).unlink(missing_ok=True)
+    shutil.rmtree(partial, ignore_errors=True)
 
 
 class _Journal:
@@ -131,15 +166,18 @@ class _Journal:
         self._files: list[Path] = []
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         if not lines or lines[0] != digest:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+            self.remove()
+            for entry in partial.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
             self._path.write_text(digest + "\n")
             lines = []
         self._done = set(lines[1:])
 
-    def watch(self, files: Iterable[Path]) -> None:
-        """The output files to sync before a record counts as done."""
+    def watch(self, files: Sequence[Path]) -> None:
+        """The output files to sync before a record counts as done; called before laying out."""
         self._files = list(files)
+        if not all(file.exists() for file in files):
+            self._done.clear()
 
     def is_done(self, record: Record) -> bool:
         """True for a record whose bytes a killed run has already moved."""
@@ -159,6 +197,10 @@ class _Journal:
             self._pending.clear()
             self._saved_at = time.monotonic()
 
+    def remove(self) -> None:
+        """Nothing counts as done any more, or everything does and the output is complete."""
+        self._path.unlink(missing_ok=True)
+
 
 def _line(record: Record) -> str:
     return json.dumps([record.path, record.offset, record.length])
@@ -169,6 +211,7 @@ def _fill(
 ) -> None:
     spans, moves = {}, list[Move]()
     targets = {file.path: partial / (file.path or SINGLE) for file in plan.files}
+    journal.watch(list(targets.values()))
     for file in plan.files:
         target = targets[file.path]
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -177,7 +220,6 @@ def _fill(
             _allocate(stream)
         spans[file.path] = layout.spans
         moves += moves_of(str(target), layout.placements)
-    journal.watch(targets.values())
     left = [move for move in moves if not journal.is_done(move.record)]
     if progress:
         progress(sum(move.nbytes for move in moves) - sum(move.nbytes for move in left))

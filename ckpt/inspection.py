@@ -62,7 +62,6 @@ class Inspection:
 def inspect(checkpoint: Checkpoint) -> Inspection:
     """The description of a checkpoint; reads nothing but step counters."""
     params, origin = checkpoint.params, checkpoint.origin
-    members = {fqn for group in checkpoint.groups for fqn in group.fqns}
     return Inspection(
         path=origin.path,
         format=origin.format,
@@ -76,7 +75,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         groups=tuple(_group(checkpoint, index) for index in range(len(checkpoint.groups))),
         step=step_of(checkpoint),
         tied=dict(checkpoint.ties),
-        frozen=tuple(fqn for fqn in params if members and fqn not in members),
+        frozen=checkpoint.frozen,
         buffers=tuple(checkpoint.buffers),
         extras={name: _shortened(value) for name, value in checkpoint.objects.items()},
         problems=tuple(str(note) for note in (*checkpoint.notes, *remarks(checkpoint))),
@@ -98,14 +97,7 @@ KINDS = {"master": "master weights", "weight": "weights", "buffer": "buffers", "
 
 
 def _kind(label: str) -> str:
-    kind = label.partition("/")[0]
-    named = {
-        "master": "master weights",
-        "weight": "weights",
-        "buffer": "buffers",
-        "object": "other",
-    }
-    return named.get(kind, "optimizer")
+    return KINDS.get(label.partition("/")[0], "optimizer")
 
 
 def _bytes_by_kind(checkpoint: Checkpoint) -> dict[str, int]:

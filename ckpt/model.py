@@ -121,14 +121,12 @@ class Param:
         lp_dtype: the dtype the model computed in, also where `value` is absent.
         state: optimizer state by the optimizer's own names, tensors of the parameter's shape as
             a rule; `step` and the like as plain numbers.
-        trainable: False for a frozen parameter.
     """
 
     value: StoredTensor | None
     master: StoredTensor | None = None
     lp_dtype: DType | None = None
     state: Mapping[str, StoredTensor | Scalar] = field(default_factory=dict)
-    trainable: bool = True
 
     @property
     def weight(self) -> StoredTensor:
@@ -153,13 +151,19 @@ class ParamGroup:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a checkpoint came from: format, writer, ranks, and the names that were cleaned."""
+    """Where a checkpoint came from.
+
+    Attributes:
+        stripped: wrapper segments that were taken off the names.
+        repeats_ties: the format saves a tied weight once under each of its names.
+    """
 
     format: str
     path: str
     writer: str | None = None
     world_size: int | None = None
     stripped: tuple[str, ...] = ()
+    repeats_ties: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +197,15 @@ class Checkpoint:
         """True when there are param groups, with or without state."""
         return bool(self.groups)
 
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Parameters that no param group has; empty without an optimizer."""
+        members = {fqn for group in self.groups for fqn in group.fqns}
+        return tuple(fqn for fqn in self.params if members and fqn not in members)
+
     def without_job(self) -> Checkpoint:
         """The same model without optimizer, scheduler and the rest of the job."""
-        params = {
-            fqn: replace(param, state={}, trainable=param.trainable)
-            for fqn, param in self.params.items()
-        }
+        params = {fqn: replace(param, state={}) for fqn, param in self.params.items()}
         return replace(self, params=params, groups=(), objects={})
 
     def tensors(self) -> Iterator[tuple[str, StoredTensor]]:

@@ -73,8 +73,11 @@ def is_optimizer(tree: Plain) -> bool:
     """True for a dict that has the shape of an optimizer's state, in any of the forms."""
     if not isinstance(tree, Mapping):
         return False
-    if isinstance(tree.get("state"), Mapping) and "param_groups" in tree:
+    groups = tree.get("param_groups")
+    if isinstance(tree.get("state"), Mapping) and groups is not None:
         return True
+    if "state" not in tree and isinstance(groups, list) and groups:  # DCP saves no empty dict
+        return all(isinstance(group, Mapping) and "params" in group for group in groups)
     keys = [key for key in tree if isinstance(key, str)]
     return (
         bool(keys)
@@ -100,7 +103,9 @@ def read_optimizer(tree: Mapping[str, Plain], where: str) -> OptimizerDict:
         raise CorruptCheckpoint(f"{where}: param_groups is not a list of dicts with `params`")
     members = tuple(tuple(group["params"]) for group in groups)
     numbered = any(isinstance(m, int) for group in members for m in group)
-    states = {_number(key) if numbered else key: value for key, value in tree["state"].items()}
+    states = {
+        _number(key) if numbered else key: value for key, value in tree.get("state", {}).items()
+    }
     names = {
         member: str(name)
         for group in groups

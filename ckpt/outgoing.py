@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ckpt.dtypes import DType
@@ -26,7 +27,9 @@ from ckpt.plan import OutTensor
 
 __all__ = [
     "attributes",
+    "complete_options",
     "job_data",
+    "named_objects",
     "optimizer_tree",
     "out_state",
     "plain_notes",
@@ -147,17 +150,60 @@ def attributes(value: Opaque) -> Plain:
 
 
 def plain_notes(objects: Mapping[str, Plain]) -> list[Note]:
-    """Notes about objects of classes that become plain dicts."""
-    found = [name for name, tree in objects.items() if _has_opaque(tree)]
-    if not found:
-        return []
-    detail = "objects of a class are written as dicts of their attributes"
-    return [Note(NoteKind.CAST, tuple(found), detail)]
+    """A note about job data that is written as something else than it was."""
+    changed = tuple(name for name, tree in objects.items() if _changes(tree))
+    detail = "objects of a class become dicts of their attributes, sets lists, others their text"
+    return [Note(NoteKind.CAST, changed, detail)] if changed else []
 
 
-def _has_opaque(tree: Plain) -> bool:
-    if isinstance(tree, Opaque):
-        return True
+def _changes(tree: Plain) -> bool:
+    """True when `job_data` gives something else than it got."""
     if isinstance(tree, Mapping):
-        return any(_has_opaque(value) for value in tree.values())
-    return isinstance(tree, list | tuple) and any(_has_opaque(value) for value in tree)
+        return any(_changes(key) or _changes(value) for key, value in tree.items())
+    if isinstance(tree, list | tuple):
+        return any(_changes(value) for value in tree)
+    return not isinstance(tree, (*WEIGHTS_ONLY_TYPES, StoredTensor))
+
+
+def named_objects(checkpoint: Checkpoint, taken: Sequence[str]) -> dict[str, Plain]:
+    """The rest of the job by its own names, with underscores after those that are taken."""
+    named: dict[str, Plain] = {}
+    for name, value in checkpoint.objects.items():
+        key = name
+        while key in taken or key in named or (key != name and key in checkpoint.objects):
+            key += "_"
+        named[key] = value
+    return named
+
+
+ADAM_STATES = frozenset({"exp_avg", "exp_avg_sq"})
+ADAM_OPTIONS: Mapping[str, Plain] = {
+    "amsgrad": False,
+    "maximize": False,
+    "foreach": None,
+    "capturable": False,
+    "differentiable": False,
+    "fused": None,
+    "decoupled_weight_decay": True,
+}
+"""What torch's AdamW has in a param group and DeepSpeed's Adams and older torch releases have not;
+DeepSpeed's Adams decouple the weight decay too (adam_w_mode, by default).
+Source: torch 2.13.0 torch/optim/adamw.py; deepspeed 0.19.8 ops/adam/{fused,cpu}_adam.py."""
+
+
+def complete_options(checkpoint: Checkpoint) -> tuple[Checkpoint, list[Note]]:
+    """The checkpoint with the options in its groups that `dcp.load` will ask for, and a note.
+
+    `dcp.load` fails on a key that an optimizer has and the folder lacks.
+    """
+    adam = any(ADAM_STATES <= param.state.keys() for param in checkpoint.params.values())
+    wanted = ADAM_OPTIONS if adam else {}
+    missing = {name for group in checkpoint.groups for name in wanted.keys() - group.options.keys()}
+    if not missing:
+        return checkpoint, []
+    groups = tuple(
+        replace(group, options={**wanted, **group.options}) for group in checkpoint.groups
+    )
+    detail = "torch's AdamW has these options and the source does not; its defaults are written"
+    note = Note(NoteKind.SYNTHESISED, tuple(sorted(missing)), detail)
+    return replace(checkpoint, groups=groups), [note]

@@ -45,18 +45,9 @@ def _pairs(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
         if not owners or fqn in members or not _is_large(param):
             continue
         for owner, other in owners.items():
-            if other.shape == param.shape and _are_equal(param, other):
+            if other.shape == param.shape and equal(param.weight, other.weight):
                 yield fqn, owner
                 break
-
-
-def _are_equal(alias: Param, owner: Param) -> bool:
-    """Equal as saved, or equal as the model computed, where the owner has an fp32 master too."""
-    if equal(alias.weight, owner.weight):
-        return True
-    if owner.master is None or owner.value is None:
-        return False
-    return equal(alias.weight, owner.value)
 
 
 def _is_large(param: Param) -> bool:

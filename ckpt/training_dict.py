@@ -242,8 +242,7 @@ def _with_optimizer(
         )
     states = {fqn: optimizer.states.get(member, {}) for member, fqn in names.items()}
     params = {
-        fqn: replace(param, state=states.get(fqn, {}), trainable=fqn in states)
-        for fqn, param in checkpoint.params.items()
+        fqn: replace(param, state=states.get(fqn, {})) for fqn, param in checkpoint.params.items()
     }
     groups = tuple(
         ParamGroup(tuple(names[m] for m in group), options_)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from ckpt.errors import MissingPart
 from ckpt.format import WriteOptions
 from ckpt.model import Checkpoint
-from ckpt.outgoing import job_data, optimizer_tree, plain_notes, state_dict, weight_notes
+from ckpt.outgoing import (
+    job_data,
+    named_objects,
+    optimizer_tree,
+    plain_notes,
+    state_dict,
+    weight_notes,
+)
 from ckpt.plan import WritePlan
 from ckpt.storage.torch_file import TorchFile
 
@@ -26,7 +33,7 @@ def plan_torch_dict(checkpoint: Checkpoint, options: WriteOptions, prefix: str) 
     tree = {MODEL: {prefix + name: tensor for name, tensor in weights.items()}}
     if checkpoint.has_optimizer:
         tree[OPTIMIZER] = optimizer_tree(checkpoint, lambda fqn, number: number, with_names=True)
-    for name, value in checkpoint.objects.items():
-        tree[f"{name}_" if name in tree else name] = job_data(value)
+    for name, value in named_objects(checkpoint, (MODEL, OPTIMIZER)).items():
+        tree[name] = job_data(value)
     notes = (*weight_notes(checkpoint, options), *plain_notes(checkpoint.objects))
     return WritePlan(files=(TorchFile("", tree),), notes=notes, is_single_file=True)

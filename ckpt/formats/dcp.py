@@ -14,11 +14,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt.chunks import Chunk
+from ckpt.chunks import row_slabs
 from ckpt.errors import MissingPart, Unsupported
 from ckpt.format import Format, Match, ReadOptions, WriteOptions
 from ckpt.model import Checkpoint, InlineTensor, Origin, Plain
-from ckpt.outgoing import job_data, optimizer_tree, plain_notes, state_dict, weight_notes
+from ckpt.outgoing import (
+    complete_options,
+    job_data,
+    named_objects,
+    optimizer_tree,
+    plain_notes,
+    state_dict,
+    weight_notes,
+)
 from ckpt.plan import OutTensor, WritePlan
 from ckpt.storage.dcp_files import (
     DATA_SUFFIX,
@@ -54,7 +62,8 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
     for item in items:
         _insert(tree, item.path, item.value)
     ranks = {name.name.split("_")[2] for name in folder.glob(f"__*{DATA_SUFFIX}")}
-    origin = Origin("dcp", str(path), "torch.distributed.checkpoint", len(ranks))
+    writer = "torch.distributed.checkpoint"
+    origin = Origin("dcp", str(path), writer, len(ranks), repeats_ties=True)
     return read_training_dict(_with_lists(tree), options, origin)
 
 
@@ -83,6 +92,7 @@ def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
     """
     if not checkpoint.order:
         raise MissingPart(f"{checkpoint.origin.path}: holds no weights to write")
+    checkpoint, synthesised = complete_options(checkpoint)
     items = list(_items(checkpoint, options))
     _refuse_equal_keys(items)
     files = tuple(
@@ -91,7 +101,7 @@ def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
     )
     return WritePlan(
         files=files,
-        notes=(*weight_notes(checkpoint, options), *plain_notes(checkpoint.objects)),
+        notes=(*weight_notes(checkpoint, options), *synthesised, *plain_notes(checkpoint.objects)),
         commit=(metadata_file(files),),
     )
 
@@ -103,9 +113,8 @@ def _items(checkpoint: Checkpoint, options: WriteOptions) -> Iterator[OutItem]:
     if checkpoint.has_optimizer:
         tree = optimizer_tree(checkpoint, lambda fqn, number: fqn, with_names=False)
         yield from _flatten((OPTIMIZER,), tree)
-    for name, value in checkpoint.objects.items():
-        key = f"{name}_" if name in (MODEL, OPTIMIZER) else name
-        yield from _flatten((key,), job_data(value))
+    for name, value in named_objects(checkpoint, (MODEL, OPTIMIZER)).items():
+        yield from _flatten((name,), job_data(value))
 
 
 def _flatten(path: KeyPath, value: Plain) -> Iterator[OutItem]:
@@ -150,14 +159,10 @@ def _fqn(path: KeyPath) -> str:
 def _tensor_items(path: KeyPath, tensor: OutTensor | InlineTensor) -> Iterator[OutItem]:
     """A tensor in boxes along dimension 0, none larger than MAX_CHUNK_BYTES if rows allow."""
     fqn, shape = _fqn(path), tensor.shape
-    if isinstance(tensor, InlineTensor) or tensor.nbytes <= MAX_CHUNK_BYTES or not shape:
+    if isinstance(tensor, InlineTensor):
         yield OutItem(fqn, path, tensor, shape)
         return
-    row_bytes = tensor.nbytes // shape[0]
-    rows = max(MAX_CHUNK_BYTES // row_bytes, 1)
-    for first in range(0, shape[0], rows):
-        offsets = (first,) + (0,) * (len(shape) - 1)
-        box = Chunk(offsets, (min(rows, shape[0] - first), *shape[1:]))
+    for box in row_slabs(shape, tensor.dtype.itemsize, MAX_CHUNK_BYTES):
         yield OutItem(fqn, path, OutTensor(tensor.source, tensor.dtype, box), shape)
 
 

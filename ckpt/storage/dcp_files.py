@@ -62,6 +62,7 @@ METADATA_CLASSES = frozenset(
     }
 )
 COMPRESSION = "transform_descriptors"
+MAX_OPEN_FILES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,8 @@ class _ItemReader:
         if info.get(COMPRESSION):
             raise Unsupported(f"{path}: items are compressed ({info[COMPRESSION]}); not supported")
         if name not in self._streams:
+            if len(self._streams) == MAX_OPEN_FILES:
+                self._streams.pop(next(iter(self._streams)))[0].close()
             if not path.is_file():
                 raise MissingPart(
                     f"{self.folder}: {name} is missing, which {METADATA_FILE} names. Copy the "

@@ -259,7 +259,39 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 def _bytearray(data: Any = b"", encoding: str | None = None) -> bytearray:
-    return bytearray(data, encoding) if isinstance(data, str) and encoding else bytearray(data)
+    if isinstance(data, str) and encoding:
+        return bytearray(_encode(data, encoding))
+    if not isinstance(data, bytes | bytearray | list):  # a number would be a size
+        raise ValueError("a bytearray of something else")
+    return bytearray(data)
+
+
+def _empty_bytes() -> bytes:
+    return b""
+
+
+def _set(items: Any = ()) -> set[Any]:
+    if not isinstance(items, list | tuple):
+        raise ValueError("a set of something else")
+    return set(items)
+
+
+def _size(items: Any = ()) -> tuple[int, ...]:
+    if not all(isinstance(item, int) for item in items):
+        raise ValueError("a torch.Size of something else")
+    return tuple(items)
+
+
+def _device(*args: Any) -> str:
+    if not all(isinstance(arg, str | int) for arg in args):
+        raise ValueError("a device of something else")
+    return ":".join(map(str, args))
+
+
+def _layout(name: Any) -> str:
+    if not isinstance(name, str):
+        raise ValueError("a layout of something else")
+    return name
 
 
 class _OrderedDict(OrderedDict[Any, Any]):
@@ -269,6 +301,10 @@ class _OrderedDict(OrderedDict[Any, Any]):
         return None
 
 
+def _counter(counts: Any = ()) -> dict[Any, Any]:
+    return dict(counts) if isinstance(counts, dict) else {}
+
+
 def _default_dict(*_factory: Any) -> Any:
     return defaultdict(None)
 
@@ -276,26 +312,17 @@ def _default_dict(*_factory: Any) -> Any:
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "collections.OrderedDict": _OrderedDict,
     "collections.defaultdict": _default_dict,
-    "collections.Counter": dict,
-    "builtins.set": set,
-    "builtins.frozenset": frozenset,
+    "collections.Counter": _counter,
+    "builtins.set": _set,
+    "builtins.frozenset": lambda items=(): frozenset(_set(items)),
     "builtins.complex": complex,
     "builtins.bytearray": _bytearray,
-    "builtins.bytes": bytes,
-    "builtins.list": list,
-    "builtins.dict": dict,
-    "builtins.tuple": tuple,
-    "builtins.int": int,
-    "builtins.float": float,
-    "builtins.str": str,
-    "builtins.bool": bool,
+    "builtins.bytes": _empty_bytes,
     "builtins.slice": slice,
-    "builtins.range": range,
-    "builtins.xrange": range,
     "_codecs.encode": _encode,
-    "torch.Size": tuple,
-    "torch.device": lambda *args: ":".join(map(str, args)),
-    "torch.serialization._get_layout": str,
+    "torch.Size": _size,
+    "torch.device": _device,
+    "torch.serialization._get_layout": _layout,
     "torch._utils._rebuild_tensor": rebuild_tensor,
     "torch._utils._rebuild_tensor_v2": rebuild_tensor,
     "torch._utils._rebuild_tensor_v3": _rebuild_tensor_v3,
@@ -308,7 +335,11 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "numpy.core.multiarray._reconstruct": _numpy_reconstruct,
     "numpy._core.multiarray._reconstruct": _numpy_reconstruct,
 }
-_NAMES = frozenset({"torch.Tensor", "torch.nn.parameter.Parameter", "numpy.ndarray"})
+_NAMES = frozenset(
+    {"torch.Tensor", "torch.nn.parameter.Parameter", "numpy.ndarray"}
+    | {f"builtins.{name}" for name in ("bool", "dict", "float", "int", "list", "str", "tuple")}
+)
+"""Globals that are arguments, such as a defaultdict's factory, and are never called."""
 
 
 def lookup(module: str, name: str) -> Any | None:

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckpt
 from ckpt import copying, execute
-from ckpt.api import Conversion
+from ckpt.api import Conversion, prepare
 from ckpt.errors import CorruptCheckpoint, LossRefused, NoSpace, OutputExists
 from ckpt.model import Record
 
@@ -528,3 +528,37 @@ def test_an_interrupt_from_the_keyboard_leaves_nothing_behind(source: Path, out:
     _, told = child.communicate(timeout=30)
     assert "KeyboardInterrupt" in told
     assert names(out) == []
+
+
+def test_a_second_conversion_to_the_same_output_is_refused(source: Path, out: Path) -> None:
+    with execute._locked(out / ".x.partial"):
+        with pytest.raises(OutputExists, match="another conversion"):
+            convert(source, out / "x", "hf")
+        assert names(out) == [".x.partial"]
+
+
+def test_records_do_not_count_as_done_when_their_file_is_gone(source: Path, out: Path) -> None:
+    plan = prepare(source, "hf", out / "x")
+    partial = out / ".x.partial"
+    partial.mkdir()
+    records = [
+        json.dumps([chunk.record.path, chunk.record.offset, chunk.record.length])
+        for _, tensor in plan.checkpoint.tensors()
+        for chunk in tensor.chunks
+    ]
+    (partial / ".journal").write_text("\n".join([plan.digest, *records]) + "\n")
+    plan.run()
+    assert list(ckpt.diff(ckpt.open(source), ckpt.open(out / "x"), weights_only=True)) == []
+
+
+def test_the_space_of_a_killed_run_is_not_needed_twice(
+    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = prepare(source, "hf", out / "x").nbytes + execute.SPARE_BYTES
+    usage = shutil.disk_usage(out)._replace(free=needed - 4096)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+    with pytest.raises(NoSpace):
+        prepare(source, "hf", out / "x")
+    (out / ".x.partial").mkdir()
+    (out / ".x.partial" / "model.safetensors").write_bytes(b"x" * 8192)
+    prepare(source, "hf", out / "x")
