@@ -1,8 +1,8 @@
 """Tied weights that a format saved twice, found again.
 
-A DCP folder holds a tied weight under both names. The optimizer tells them apart: only one name is
-in its param groups. A weight outside of them that equals, bit for bit, a weight of the same shape
-inside is taken to be tied to it.
+DCP folders and FSDP's full state dicts hold a tied weight under both names. The optimizer tells
+them apart: only one name is in its param groups. A weight outside of them that equals, bit for bit,
+a weight of the same shape inside is taken to be tied to it.
 """
 
 from __future__ import annotations

@@ -249,8 +249,9 @@ def _with_optimizer(
         for group, options_ in zip(optimizer.members, optimizer.options, strict=True)
     )
     checkpoint = replace(checkpoint, params=params, groups=groups)
-    if not optimizer.is_numbered:
-        return _in_model_order(checkpoint)
+    if not optimizer.is_numbered:  # a full or sharded state dict of FSDP: gathered name by name
+        origin = replace(checkpoint.origin, repeats_ties=True)
+        return _in_model_order(replace(checkpoint, origin=origin))
     if optimizer.names:
         return checkpoint
     detail = "optimizer states were matched to names by order and shape; no other order fits"
