@@ -229,7 +229,11 @@ def _size(text: str) -> int:
 def _read_order(path: Path | None) -> list[str] | None:
     if path is None:
         return None
-    lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        _fail(f"--param-order {path}: not a text file; expected one parameter name a line")
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return [line for line in lines if line]
 
 

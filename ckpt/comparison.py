@@ -41,8 +41,7 @@ def diff(
     """The differences between two training states, weights first, found as they are read.
 
     Weights are the fp32 master weights where there are any. Tied names are looked up through their
-    owners, wrapper prefixes do not count. What only one side's framework keeps (config, counters)
-    is no difference; what both keep under one name is compared.
+    owners, wrapper prefixes do not count, nor do options that choose an implementation.
 
     Args:
         rtol, atol: elements differ when |a - b| > atol + rtol * |b|; with both 0, dtypes have to
@@ -57,11 +56,13 @@ def diff(
             yield from _tensors("weight", name, ours[name], theirs[name], rtol, atol, exact)
     if weights_only:
         return
+    yield from _one_sided("extra state", a.extra_state, b.extra_state)
     if a.has_optimizer != b.has_optimizer:
         side = "the first" if a.has_optimizer else "the second"
         yield DiffItem("optimizer", "state", f"only in {side}")
     elif a.has_optimizer:
         yield from _optimizers(a, b, rtol, atol, exact)
+    yield from _one_sided("job", a.objects, b.objects)
     for name in a.objects:
         if name in b.objects and not _same(a.objects[name], b.objects[name]):
             yield DiffItem("job", name, "differs")
@@ -165,20 +166,26 @@ def _groups(a: Checkpoint, theirs: Mapping[str, Mapping[str, Plain]]) -> Iterato
     for index, group in enumerate(a.groups):
         seen = set()
         for fqn in group.fqns:
-            for name, value in group.options.items():
-                other = theirs.get(fqn, {}).get(name, value)
-                if name in IMPLEMENTATION_OPTIONS or name in seen or _same(value, other):
+            others = theirs.get(fqn, group.options)
+            for name in dict.fromkeys([*group.options, *others]):
+                value, other = group.options.get(name), others.get(name)
+                if name in IMPLEMENTATION_OPTIONS or name in seen or _alike(value, other):
                     continue
                 seen.add(name)
                 detail = f"{value!r} against {other!r}, as for {fqn}"
                 yield DiffItem("param group", f"{index} {name}", detail)
 
 
+def _alike(a: Plain, b: Plain) -> bool:
+    """The same value; an option that is off may as well be absent."""
+    return _same(a, b) or (a in (None, False) and b in (None, False))
+
+
 def _same(a: Plain, b: Plain) -> bool:
     a, b = (attributes(side) if isinstance(side, Opaque) else side for side in (a, b))
     numbers = read_number(a), read_number(b)
     if None not in numbers:
-        return numbers[0] == numbers[1]
+        return numbers[0] == numbers[1] or (numbers[0] != numbers[0] and numbers[1] != numbers[1])
     if isinstance(a, StoredTensor) and isinstance(b, StoredTensor):
         return a.shape == b.shape and compare(a, b, 0.0, 0.0) is None
     if isinstance(a, Mapping) and isinstance(b, Mapping):

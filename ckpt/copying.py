@@ -18,7 +18,8 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
-from ckpt.errors import CorruptCheckpoint
+from ckpt.dtypes import DType
+from ckpt.errors import CorruptCheckpoint, Unsupported
 from ckpt.model import Record
 from ckpt.moves import Move, Run, run_numel, runs_of
 
@@ -209,8 +210,19 @@ def _cast(data: memoryview, move: Move) -> memoryview:
 
     before, after = (getattr(torch, d.torch_name) for d in (move.dtype, move.out_dtype))
     out = bytearray(len(data) // move.dtype.itemsize * move.out_dtype.itemsize)
-    torch.frombuffer(out, dtype=after).copy_(torch.frombuffer(data, dtype=before))
+    source, cast = torch.frombuffer(data, dtype=before), torch.frombuffer(out, dtype=after)
+    cast.copy_(source)
+    _refuse_overflow(source, cast, move)
     return memoryview(out)
+
+
+def _refuse_overflow(before: Any, after: Any, move: Move) -> None:
+    """Raises Unsupported when a number became infinite, as those above 65504 do in fp16."""
+    if move.out_dtype is DType.float16 and int(after.isinf().sum()) > int(before.isinf().sum()):
+        raise Unsupported(
+            f"{move.record.path}: a weight is too large for fp16, whose largest number is 65504; "
+            "use --dtype bf16 or fp32"
+        )
 
 
 def _copy_strided(source: int, target: int, move: Move) -> None:
@@ -218,6 +230,7 @@ def _copy_strided(source: int, target: int, move: Move) -> None:
     view = _mapped(source, move.record.offset, move.start, move.strides, move, writable=False)
     out = _mapped(target, move.base, move.out_start, move.out_strides, move, writable=True)
     out.copy_(view)
+    _refuse_overflow(view, out, move)
 
 
 def _mapped(

@@ -54,6 +54,11 @@ class DType(Enum):
         """True for the real floating point types, which `--dtype` may cast."""
         return self.torch_name.startswith(("float", "bfloat"))
 
+    @property
+    def is_complex(self) -> builtins.bool:
+        """True for complex numbers."""
+        return self.torch_name.startswith("complex")
+
     @classmethod
     def from_torch_name(cls, name: str) -> DType | None:
         """The dtype called `torch.<name>` (a leading `torch.` is allowed), or None."""

@@ -37,20 +37,22 @@ SINGLE = "output"
 
 
 def check_output(output: Path, source: Path, *, overwrite: bool) -> None:
-    """Refuses an output that is there, or that is a part of the source.
+    """Refuses an output that is there, or that overlaps the source.
 
     Raises:
         OutputExists: see above; the message says what to do.
     """
-    if not output.exists():
-        return
-    if not overwrite:
-        raise OutputExists(f"{output}: already exists; choose another with -o, or use --overwrite")
     ours, theirs = output.resolve(), source.resolve()
     if ours == theirs or ours in theirs.parents or theirs in ours.parents:
         raise OutputExists(
             f"{output}: is the source, holds it or is a part of it; choose another with -o"
         )
+    if not output.exists():
+        return
+    if not (output.is_file() or output.is_dir()):
+        raise OutputExists(f"{output}: is neither a file nor a folder; choose another with -o")
+    if not overwrite:
+        raise OutputExists(f"{output}: already exists; choose another with -o, or use --overwrite")
 
 
 def check_replaceable(plan: WritePlan, output: Path) -> None:

@@ -175,6 +175,7 @@ class Checkpoint:
         buffers: persistent buffers by FQN, such as BatchNorm's running statistics.
         order: every name of the model's state dict, in its order: parameters, buffers, aliases.
         ties: alias FQN -> owner FQN.
+        extra_state: what modules saved with `get_extra_state`, by name; plain data.
         groups: param groups in the optimizer's order; empty without an optimizer.
         optimizer: the optimizer's class name where the source tells it.
         objects: the rest of the job by the source's names: scheduler, scaler, counters, client
@@ -191,6 +192,7 @@ class Checkpoint:
     objects: Mapping[str, Plain]
     origin: Origin
     notes: tuple[Note, ...] = ()
+    extra_state: Mapping[str, Plain] = field(default_factory=dict)
 
     @property
     def has_optimizer(self) -> bool:

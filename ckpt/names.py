@@ -99,8 +99,10 @@ def rename(checkpoint: Checkpoint, rules: Iterable[str]) -> Checkpoint:
     Raises:
         AmbiguousSource: a rule that cannot be read, or two names that become one.
     """
-    names = {name: name for name in checkpoint.order}
+    names = {name: name for name in (*checkpoint.order, *checkpoint.extra_state)}
     for pattern, replacement in parse_renames(rules):
+        if not any(pattern.search(name) for name in names.values()):
+            raise AmbiguousSource(f"--rename {pattern.pattern}={replacement}: no name matches")
         try:
             names = {k: pattern.sub(replacement, v) for k, v in names.items()}
         except (re.error, IndexError) as problem:
@@ -117,6 +119,7 @@ def rename(checkpoint: Checkpoint, rules: Iterable[str]) -> Checkpoint:
         params={names[fqn]: param for fqn, param in checkpoint.params.items()},
         buffers={names[fqn]: buffer for fqn, buffer in checkpoint.buffers.items()},
         order=tuple(names[name] for name in checkpoint.order),
+        extra_state={names[name]: value for name, value in checkpoint.extra_state.items()},
         ties={names[alias]: names[owner] for alias, owner in checkpoint.ties.items()},
         groups=tuple(
             replace(group, fqns=tuple(names[fqn] for fqn in group.fqns))

@@ -19,10 +19,11 @@ from ckpt.errors import CorruptCheckpoint
 from ckpt.model import Plain, Scalar, StoredTensor
 from ckpt.param_order import Slot
 
-__all__ = ["OptimizerDict", "is_optimizer", "read_optimizer"]
+__all__ = ["FLAT_GROUPS", "FLAT_STATE", "OptimizerDict", "is_optimizer", "read_optimizer"]
 
 Member = int | str
 States = Mapping[Member, Mapping[str, StoredTensor | Scalar]]
+ELEMENTWISE = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # of a parameter's shape, always
 FACTORED = ("_row", "_col")  # Adafactor's states: rows and columns of the second moment
 FLAT_STATE, FLAT_GROUPS = "state.", "param_groups."
 
@@ -64,7 +65,11 @@ class OptimizerDict:
     def _shape(self, member: Member) -> tuple[int, ...] | None:
         """The parameter's shape: that of the elementwise states, or None when it is not clear."""
         state = self.states.get(member, {})
-        shapes = {v.shape for v in state.values() if isinstance(v, StoredTensor) and v.shape}
+        shapes = {
+            value.shape
+            for name, value in state.items()
+            if isinstance(value, StoredTensor) and (value.shape or name in ELEMENTWISE)
+        }
         factored = any(name.endswith(FACTORED) for name in state)
         return shapes.pop() if len(shapes) == 1 and not factored else None
 

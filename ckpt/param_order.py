@@ -77,8 +77,9 @@ def match_names(
     full = tuple(len(group) for group in groups)
     if full not in layers[-1]:
         raise CorruptCheckpoint(
-            f"{where}: the optimizer's states fit no order of the model's {len(names)} parameters; "
-            "they seem to belong to another model.",
+            f"{where}: the optimizer's states fit the {len(names)} parameters of the model in no "
+            "way that keeps their order: they are of another model, in another order, or not kept "
+            "per parameter (LBFGS).",
             WAYS_OUT,
         )
     first, last = (

@@ -39,10 +39,22 @@ def tie_equal_weights(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _pairs(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    members = {fqn for group in checkpoint.groups for fqn in group.fqns}
-    owners = {fqn: p for fqn, p in checkpoint.params.items() if fqn in members and _is_large(p)}
-    for fqn, param in checkpoint.params.items():
-        if not owners or fqn in members or not _is_large(param):
+    """Aliases and owners.
+
+    A frozen module that is a copy of a trained one, such as a target network, must not be taken
+    for tied: an alias stands alone in its module (its bias, if any, is trained), and its owner has
+    taken optimizer steps, after which a frozen copy is no longer equal.
+    """
+    frozen = set(checkpoint.frozen)
+    owners = {
+        fqn: param
+        for fqn, param in checkpoint.params.items()
+        if fqn not in frozen and param.state and _is_large(param)
+    }
+    for fqn in checkpoint.frozen:
+        param, module = checkpoint.params[fqn], fqn.rpartition(".")[0]
+        siblings = [name for name in frozen if name.rpartition(".")[0] == module]
+        if len(siblings) > 1 or not _is_large(param):
             continue
         for owner, other in owners.items():
             if other.shape == param.shape and equal(param.weight, other.weight):

@@ -16,7 +16,13 @@ from ckpt.meta_model import ModelNames, build_model
 from ckpt.model import Checkpoint, Origin, Param, ParamGroup, Plain, StoredTensor
 from ckpt.names import clean_names, is_buffer_name
 from ckpt.note import Note, NoteKind
-from ckpt.optimizer_dict import OptimizerDict, is_optimizer, read_optimizer
+from ckpt.optimizer_dict import (
+    FLAT_GROUPS,
+    FLAT_STATE,
+    OptimizerDict,
+    is_optimizer,
+    read_optimizer,
+)
 from ckpt.param_order import match_given_order, match_names
 
 __all__ = ["TrainingDict", "find_parts", "read_training_dict"]
@@ -31,6 +37,7 @@ class TrainingDict:
     """The parts of a training dict, with the paths they were found at."""
 
     model: Mapping[str, StoredTensor]
+    extra_state: Mapping[str, Plain]
     model_path: Path
     optimizers: Mapping[Path, Mapping[str, Plain]]
     rest: Mapping[str, Plain]
@@ -50,7 +57,7 @@ def read_training_dict(
             parameters cannot be told apart.
     """
     parts = find_parts(tree, options.key, origin.path)
-    cleaned = clean_names(parts.model)
+    cleaned = clean_names([*parts.model, *parts.extra_state])
     tensors = {cleaned[name]: tensor for name, tensor in parts.model.items()}
     if any(FLAT_PARAM in name for name in tensors):
         raise Unsupported(
@@ -74,6 +81,7 @@ def read_training_dict(
         groups=(),
         objects=parts.rest,
         origin=origin,
+        extra_state={cleaned[name]: value for name, value in parts.extra_state.items()},
     )
     return _with_optimizer_if_clear(checkpoint, parts, options, known)
 
@@ -87,21 +95,31 @@ def find_parts(tree: Mapping[str, Plain], key: str | None, where: str) -> Traini
     Raises:
         UnknownFormat: no state dict. AmbiguousSource: several, and no `--key`, or a wrong one.
     """
-    optimizers = dict(_optimizers(tree, ()))
+    tree, flat = _without_flat_optimizer(tree)
+    optimizers = {**dict(_optimizers(tree, ())), **flat}
     candidates = dict(_state_dicts(tree, ()))
     if not candidates:
         loose = {k: v for k, v in tree.items() if isinstance(v, StoredTensor)}
         if _is_state_dict(loose):  # torchtitan: the model's tensors beside `optimizer` and others
             candidates = {(): loose}
-    model_path = _choose(candidates, key, where)
-    used = {(*model_path, name) for name in candidates[model_path]} | optimizers.keys()
-    rest = _rest(tree, (), used)
-    return TrainingDict(candidates[model_path], model_path, optimizers, rest)
+    path = _choose(candidates, key, where)
+    model = {k: v for k, v in candidates[path].items() if isinstance(v, StoredTensor)}
+    extra = {k: v for k, v in candidates[path].items() if k not in model}
+    used = {(*path, name) for name in candidates[path]} | optimizers.keys()
+    return TrainingDict(model, extra, path, optimizers, _rest(tree, (), used))
 
 
-def _choose(
-    candidates: Mapping[Path, Mapping[str, StoredTensor]], key: str | None, where: str
-) -> Path:
+def _without_flat_optimizer(
+    tree: Mapping[str, Plain],
+) -> tuple[Mapping[str, Plain], dict[Path, Mapping[str, Plain]]]:
+    """A tree into which a flattened optimizer was merged at the top, taken apart again."""
+    flat = {k: v for k, v in tree.items() if k.startswith((FLAT_STATE, FLAT_GROUPS))}
+    if not is_optimizer(flat) or len(flat) == len(tree):
+        return tree, {}
+    return {k: v for k, v in tree.items() if k not in flat}, {("(top level)",): flat}
+
+
+def _choose(candidates: Mapping[Path, Mapping[str, Plain]], key: str | None, where: str) -> Path:
     listed = ", ".join(".".join(path) or "(top level)" for path in candidates)
     if key is not None:
         wanted = tuple(key.split(".")) if key else ()
@@ -130,15 +148,15 @@ def _is_state_dict(value: Plain) -> bool:
         return False
     tensors = [v for k, v in value.items() if not k.endswith("_extra_state")]
     return all(isinstance(v, StoredTensor) for v in tensors) and any(
-        v.shape and v.dtype.is_floating_point for v in tensors
+        v.shape and (v.dtype.is_floating_point or v.dtype.is_complex) for v in tensors
     )
 
 
-def _state_dicts(tree: Plain, path: Path) -> Iterator[tuple[Path, Mapping[str, StoredTensor]]]:
+def _state_dicts(tree: Plain, path: Path) -> Iterator[tuple[Path, Mapping[str, Plain]]]:
     if is_optimizer(tree) or len(path) > MAX_DEPTH:
         return
     if _is_state_dict(tree):
-        yield path, {k: v for k, v in tree.items() if isinstance(v, StoredTensor)}
+        yield path, tree
     elif isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from _state_dicts(value, (*path, str(key)))
@@ -156,10 +174,7 @@ def _optimizers(tree: Plain, path: Path) -> Iterator[tuple[Path, Mapping[str, Pl
 
 
 def _rest(tree: Mapping[str, Plain], path: Path, used: set[Path]) -> dict[str, Plain]:
-    """The tree without the used parts; a dict or list that becomes empty goes with them.
-
-    Extra state of modules, which lies among the model's tensors, stays.
-    """
+    """The tree without the used parts; a dict or list that becomes empty goes with them."""
     kept = {}
     for key, value in tree.items():
         left = _left(value, (*path, str(key)), used)
@@ -226,13 +241,10 @@ def _with_optimizer(
     checkpoint: Checkpoint, parts: TrainingDict, options: ReadOptions, known: ModelNames | None
 ) -> Checkpoint:
     where = checkpoint.origin.path
-    if len(parts.optimizers) > 1:
-        listed = ", ".join(".".join(path) for path in parts.optimizers)
-        raise AmbiguousSource(
-            f"{where}: holds several optimizers ({listed}); convert with --weights-only"
-        )
-    path, tree = next(iter(parts.optimizers.items()))
-    optimizer = read_optimizer(tree, f"{where}: {'.'.join(path)}")
+    path = _own_optimizer(parts, where)
+    optimizer = read_optimizer(parts.optimizers[path], f"{where}: {'.'.join(path)}")
+    others = {".".join(p): tree for p, tree in parts.optimizers.items() if p != path}
+    checkpoint = replace(checkpoint, objects={**checkpoint.objects, **others})
     names = _fqns(checkpoint, optimizer, options, known)
     checkpoint = _owned_by_members(checkpoint, set(names.values()))
     unknown = [name for name in names.values() if name not in checkpoint.params]
@@ -254,9 +266,19 @@ def _with_optimizer(
         return _in_model_order(replace(checkpoint, origin=origin))
     if optimizer.names:
         return checkpoint
-    detail = "optimizer states were matched to names by order and shape; no other order fits"
-    note = Note(NoteKind.SYNTHESISED, ("parameter names",), detail)
+    note = Note(NoteKind.SYNTHESISED, ("names of the optimizer's parameters",), _how(options))
     return replace(checkpoint, notes=(*checkpoint.notes, note))
+
+
+def _how(options: ReadOptions) -> str:
+    """How numbered optimizer states got their names."""
+    if options.param_order is not None:
+        return "the states carry numbers only; the names are those of --param-order"
+    source = "--model" if options.model else "the state dict"
+    return (
+        "the states carry numbers only; each param group is taken to be in the order of "
+        f"{source}, and the shapes leave one way to do that"
+    )
 
 
 def _in_model_order(checkpoint: Checkpoint) -> Checkpoint:
@@ -280,6 +302,23 @@ def _in_model_order(checkpoint: Checkpoint) -> Checkpoint:
     detail = "listed unit by unit, as FSDP1 with flat parameters does; put in the model's order"
     note = Note(NoteKind.SYNTHESISED, moved, detail)
     return replace(checkpoint, groups=groups, notes=(*checkpoint.notes, note))
+
+
+def _own_optimizer(parts: TrainingDict, where: str) -> Path:
+    """The only optimizer, or the one that lies in the same dict as the model.
+
+    Raises:
+        AmbiguousSource: several, none of them nearer to the model than the others.
+    """
+    beside = [path for path in parts.optimizers if path[:-1] == parts.model_path[:-1]]
+    for paths in (list(parts.optimizers), beside):
+        if len(paths) == 1:
+            return paths[0]
+    listed = ", ".join(".".join(path) for path in parts.optimizers)
+    raise AmbiguousSource(
+        f"{where}: holds several optimizers ({listed}) and nothing tells which is the model's.",
+        "Convert with --weights-only.",
+    )
 
 
 def _owned_by_members(checkpoint: Checkpoint, members: set[str]) -> Checkpoint:

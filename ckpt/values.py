@@ -5,14 +5,13 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from ckpt.chunks import row_major_strides
 from ckpt.dtypes import DType
 from ckpt.errors import CorruptCheckpoint
 from ckpt.model import InlineTensor, StoredChunk, StoredTensor
 
-__all__ = ["read_bytes", "read_number", "read_run"]
+__all__ = ["is_small", "read_bytes", "read_number", "read_run"]
 
-MAX_BYTES = 1 << 24
+MAX_BYTES = 1 << 20
 STRUCT_CODES = {
     DType.float64: "<d",
     DType.float32: "<f",
@@ -35,13 +34,16 @@ def read_bytes(tensor: StoredTensor | InlineTensor) -> bytes:
     """
     if isinstance(tensor, InlineTensor):
         return tensor.data
-    if tensor.nbytes > MAX_BYTES or len(tensor.chunks) != 1:
-        raise ValueError("read_bytes is for small tensors in one place")
+    if not is_small(tensor):
+        raise ValueError("read_bytes is for small tensors in one place; others need the engine")
     place = tensor.chunks[0]
-    if place.strides not in (None, row_major_strides(tensor.shape)):
-        raise ValueError("read_bytes is for contiguous tensors")
     at = place.record.offset + place.start * tensor.dtype.itemsize
     return _read(place.record.path, at, tensor.nbytes)
+
+
+def is_small(tensor: StoredTensor) -> bool:
+    """True for a tensor that `read_bytes` takes: small, in one place, row-major."""
+    return tensor.nbytes <= MAX_BYTES and len(tensor.chunks) == 1 and not tensor.chunks[0].strides
 
 
 def read_run(chunk: StoredChunk, dtype: DType, count: int) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckpt.errors import MissingPart
 from ckpt.format import WriteOptions
-from ckpt.model import Checkpoint
+from ckpt.model import Checkpoint, Plain
 from ckpt.outgoing import (
     job_data,
     named_objects,
@@ -30,7 +30,9 @@ def plan_torch_dict(checkpoint: Checkpoint, options: WriteOptions, prefix: str) 
     if not checkpoint.order:
         raise MissingPart(f"{checkpoint.origin.path}: holds no weights to write")
     weights = state_dict(checkpoint, options)
-    tree = {MODEL: {prefix + name: tensor for name, tensor in weights.items()}}
+    tree: dict[str, Plain] = {MODEL: {prefix + name: tensor for name, tensor in weights.items()}}
+    for name, value in checkpoint.extra_state.items():
+        tree[MODEL][prefix + name] = job_data(value)
     if checkpoint.has_optimizer:
         tree[OPTIMIZER] = optimizer_tree(checkpoint, lambda fqn, number: number, with_names=True)
     for name, value in named_objects(checkpoint, (MODEL, OPTIMIZER)).items():

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ckpt.errors import Unsupported
 from ckpt.formats._deepspeed import job_objects, model_state
+from ckpt.formats._trainer_files import notes_beside
 from ckpt.model import Checkpoint, Opaque, Origin, Param, ParamGroup, Plain, StoredTensor
 from ckpt.names import clean_names, is_buffer_name
 from ckpt.note import Note, NoteKind
@@ -125,7 +126,11 @@ def build(
         groups=tuple(ParamGroup(tuple(members), options) for members, options in trained.groups),
         objects=_objects(content, loss_scaler),
         origin=replace(origin, stripped=tuple(dict.fromkeys([*names.stripped, *own.stripped]))),
-        notes=(*notes, *_notes(lost, sorted(buffers), content, origin)),
+        notes=(
+            *notes,
+            *_notes(lost, sorted(buffers), content, origin),
+            *notes_beside(path.parent.parent),
+        ),
     )
 
 

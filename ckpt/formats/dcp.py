@@ -110,6 +110,8 @@ def _items(checkpoint: Checkpoint, options: WriteOptions) -> Iterator[OutItem]:
     """Every item, in the order in which `dcp.save` would flatten the same dict."""
     for name, tensor in state_dict(checkpoint, options).items():
         yield from _tensor_items((MODEL, name), tensor)
+    for name, value in checkpoint.extra_state.items():
+        yield from _flatten((MODEL, name), job_data(value))
     if checkpoint.has_optimizer:
         tree = optimizer_tree(checkpoint, lambda fqn, number: fqn, with_names=False)
         yield from _flatten((OPTIMIZER,), tree)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ckpt.errors import CorruptCheckpoint, MissingPart
 from ckpt.format import Format, Match, Part, ReadOptions, WriteOptions
+from ckpt.formats._trainer_files import notes_beside
 from ckpt.meta_model import ModelNames, transformers_model
 from ckpt.model import Checkpoint, Origin, Param, StoredTensor
 from ckpt.names import clean_names, is_buffer_name
@@ -30,7 +31,6 @@ SUFFIX = ".safetensors"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 METADATA = {"format": "pt"}
-JOB_FILES = ("optimizer.*", "scheduler.*", "scaler.*", "trainer_state.json", "rng_state*")
 TAKEN_ALONG = (
     "config.json",
     "generation_config.json",
@@ -82,16 +82,8 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
         groups=(),
         objects={},
         origin=Origin("hf", str(path), None, None, cleaned.stripped),
-        notes=_notes_beside(path),
+        notes=notes_beside(path.parent if path.is_file() else path),
     )
-
-
-def _notes_beside(path: Path) -> tuple[Note, ...]:
-    """Files of a job beside the weights, which this format does not understand."""
-    folder = path.parent if path.is_file() else path
-    found = [f.name for pattern in JOB_FILES for f in sorted(folder.glob(pattern))]
-    detail = "lies beside the weights and is not read"
-    return (Note(NoteKind.DROPPED, tuple(found), detail),) if found else ()
 
 
 def _files(path: Path) -> Sequence[Path]:
@@ -151,6 +143,9 @@ def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
         SafetensorsFile(name, part, METADATA | _ties_of(part, checkpoint.ties))
         for name, part in zip(names, parts, strict=True)
     )
+    if checkpoint.extra_state:
+        detail = "what modules keep beside tensors cannot be held"
+        notes.append(Note(NoteKind.DROPPED, tuple(checkpoint.extra_state), detail))
     if checkpoint.ties:
         pairs = tuple(f"{alias} = {owner}" for alias, owner in checkpoint.ties.items())
         notes.append(Note(NoteKind.TIED, pairs, "written once"))

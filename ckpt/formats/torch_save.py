@@ -17,7 +17,7 @@ from pathlib import Path
 from ckpt.errors import UnknownFormat
 from ckpt.format import Format, Match, ReadOptions, WriteOptions
 from ckpt.formats._torch_dict import plan_torch_dict
-from ckpt.model import Checkpoint, Origin
+from ckpt.model import Checkpoint, Origin, Plain, StoredTensor
 from ckpt.plan import WritePlan
 from ckpt.storage import torch_file
 from ckpt.training_dict import read_training_dict
@@ -32,9 +32,13 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
     tree = torch_file.read(path)
     if not isinstance(tree, Mapping):
         raise UnknownFormat(
-            f"{path}: holds a {type(tree).__name__}, expected a state dict or a dict with one"
+            f"{path}: holds {_what(tree)}, expected a state dict or a dict with one"
         )
     return read_training_dict(tree, options, Origin("torch", str(path)))
+
+
+def _what(tree: Plain) -> str:
+    return "a lone tensor" if isinstance(tree, StoredTensor) else f"a {type(tree).__name__}"
 
 
 def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:

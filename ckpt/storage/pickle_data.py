@@ -19,10 +19,10 @@ from typing import Any
 
 from ckpt.chunks import Chunk, row_major_strides
 from ckpt.dtypes import DType
-from ckpt.errors import CorruptCheckpoint
+from ckpt.errors import CorruptCheckpoint, Unsupported
 from ckpt.model import Opaque, Record, StoredChunk, StoredTensor
 
-__all__ = ["STORAGE_DTYPES", "StorageRef", "data_class", "finished", "lookup"]
+__all__ = ["STORAGE_DTYPES", "StorageRef", "data_class", "finished", "lookup", "python_3_name"]
 
 MAX_NODES = 50_000_000
 MAX_DEPTH = 200
@@ -149,7 +149,9 @@ def rebuild_tensor(
     storage_offset: int,
     size: tuple[int, ...],
     stride: tuple[int, ...],
-    *_ignored: Any,
+    requires_grad: bool = False,
+    backward_hooks: Any = None,
+    metadata: Any = None,
     dtype: DType | None = None,
 ) -> _TensorRef:
     """A tensor for the arguments of torch._utils._rebuild_tensor_v2.
@@ -160,6 +162,11 @@ def rebuild_tensor(
         CorruptCheckpoint: the tensor reaches beyond its storage.
     """
     dtype, record = dtype or storage.dtype, storage.record
+    if isinstance(metadata, dict) and any(metadata.values()):
+        raise Unsupported(
+            f"{record.path}: a tensor is a lazy {' and '.join(metadata)} of its bytes; save "
+            "tensor.resolve_conj().resolve_neg()"
+        )
     shape, strides = tuple(size), tuple(stride)
     if not all(type(n) is int and n >= 0 for n in (storage_offset, *shape, *strides)):
         raise CorruptCheckpoint(f"{record.path}: a tensor has an impossible shape")
@@ -212,8 +219,10 @@ class _NumpyDtype:
 
     def __init__(self, code: str, *_ignored: Any) -> None:
         if code not in self.CODES:
-            raise ValueError(f"numpy dtype {code!r} is not a plain number")
-        self.code, self.order = self.CODES[code], "<"
+            raise Unsupported(
+                f"a numpy array or scalar of dtype {code!r} is no plain number; save it as a list"
+            )
+        self.name, self.code, self.order = code, self.CODES[code], "<"
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         if state[1] == ">":
@@ -342,9 +351,16 @@ _NAMES = frozenset(
 """Globals that are arguments, such as a defaultdict's factory, and are never called."""
 
 
+def python_3_name(module: str, name: str) -> str:
+    """The full name of a global; pickles of protocol 2 use Python 2's names."""
+    if module == "__builtin__":
+        return "builtins.range" if name == "xrange" else f"builtins.{name}"
+    return f"{module}.{name}"
+
+
 def lookup(module: str, name: str) -> Any | None:
     """A stand-in for a global that is plain data, or None."""
-    full_name = f"{'builtins' if module == '__builtin__' else module}.{name}"
+    full_name = python_3_name(module, name)
     if full_name in _FUNCTIONS:
         return _Call(_FUNCTIONS[full_name])
     if full_name in _NAMES:
@@ -379,6 +395,8 @@ class _Finisher:
             return value.dtype, 1
         if isinstance(value, _Name):
             return value.name, 1
+        if isinstance(value, _NumpyDtype):
+            return f"numpy.{value.name}", 1
         if not isinstance(value, dict | list | tuple | set | frozenset | _Data):
             return value, 1
         key = id(value)

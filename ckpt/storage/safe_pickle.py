@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from ckpt.errors import CkptError, CorruptCheckpoint, UnsafePickle, Unsupported
-from ckpt.storage.pickle_data import StorageRef, data_class, finished, lookup
+from ckpt.storage.pickle_data import StorageRef, data_class, finished, lookup, python_3_name
 
 __all__ = ["StorageRef", "load", "loads"]
 
@@ -46,6 +46,13 @@ DATA_CLASSES = frozenset(
         "datetime.date",
         "datetime.timedelta",
         "datetime.timezone",
+        "_io.BytesIO",
+        "_io.StringIO",
+        "builtins.range",
+        "collections.deque",
+        "decimal.Decimal",
+        "types.SimpleNamespace",
+        "uuid.UUID",
         "omegaconf.dictconfig.DictConfig",
         "omegaconf.listconfig.ListConfig",
     }
@@ -102,7 +109,7 @@ def load(
     except CkptError as problem:
         if where in problem.problem:
             raise
-        raise CorruptCheckpoint(f"{where}: {problem.problem}") from problem
+        raise type(problem)(f"{where}: {problem.problem}") from problem
     except PICKLE_PROBLEMS as problem:
         raise CorruptCheckpoint(
             f"{where}: the pickled part cannot be read ({problem}); the file is damaged or not a "
@@ -127,11 +134,11 @@ class _Unpickler(pickle.Unpickler):
         found = lookup(module, name)
         if found is not None:
             return found
-        full_name = f"{module}.{name}"
+        full_name = python_3_name(module, name)
         if full_name in self._data_classes:
             return data_class(full_name)
         raise UnsafePickle(
-            f"{self._where}: the pickle asks for {full_name}, which is not plain training data; "
+            f"{self._where}: the pickle asks for {module}.{name}, which is not plain training data; "
             "nothing was executed. Save again with torch.save of tensors, numbers, strings, dicts "
             "and lists only."
         )

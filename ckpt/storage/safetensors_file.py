@@ -96,6 +96,10 @@ class SafetensorsFile:
         header: dict[str, object] = {METADATA: dict(self.metadata)} if self.metadata else {}
         ends: list[tuple[int, OutTensor]] = []
         at = 0
+        if METADATA in self.tensors:
+            raise Unsupported(
+                f"{METADATA}: safetensors cannot hold a tensor of this name; --rename it"
+            )
         for name, tensor in self.tensors.items():
             code = tensor.dtype.safetensors_code
             if code is None:

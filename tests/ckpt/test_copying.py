@@ -20,7 +20,7 @@ from ckpt import copying
 from ckpt.chunks import Chunk
 from ckpt.copying import copy
 from ckpt.dtypes import DType
-from ckpt.errors import CkptError, CorruptCheckpoint
+from ckpt.errors import CkptError, CorruptCheckpoint, Unsupported
 from ckpt.model import Record, StoredChunk, StoredTensor
 from ckpt.moves import moves_of
 from ckpt.plan import OutTensor, Placement
@@ -208,11 +208,28 @@ def test_long_and_short_runs_of_one_record_that_overlap_arrive_whole(disk: Disk)
 ROUNDED = [0.0, -0.0, 1.0, 1 + 2**-8, 1 + 2**-9, 65504.0, 65519.9, 65520.0, 1e-8, 6e-8, 3.4e38]
 ODD = [float("inf"), -float("inf"), float("nan"), 1 / 3, -2 / 3]
 HARD_VALUES = torch.tensor([*ROUNDED, *ODD])
+TOO_LARGE_FOR_FP16 = (HARD_VALUES.abs() >= 65520) & HARD_VALUES.isfinite()
+
+
+def hard_values(target: DType) -> torch.Tensor:
+    return HARD_VALUES[~TOO_LARGE_FOR_FP16] if target is DType.float16 else HARD_VALUES
+
+
+@pytest.mark.parametrize("number", [65520.0, -1e6])
+@pytest.mark.parametrize("shape", [(4, 3), (3, 4)])
+def test_a_number_that_fp16_cannot_hold_is_refused(
+    number: float, shape: tuple[int, int], disk: Disk
+) -> None:
+    tensor = torch.ones(4, 3)
+    tensor[2, 1] = number
+    stored = disk.put(tensor if shape == (4, 3) else tensor.t())
+    with pytest.raises(Unsupported, match="65504"):
+        disk.copied(OutTensor.of(stored, DType.float16))
 
 
 @pytest.mark.parametrize("target", [DType.bfloat16, DType.float16, DType.float64])
 def test_a_cast_rounds_as_torch_does(target: DType, disk: Disk) -> None:
-    tensor = torch.cat([HARD_VALUES, torch.randn(5000)])
+    tensor = torch.cat([hard_values(target), torch.randn(5000)])
     found = disk.copied(OutTensor.of(disk.put(tensor), target))
     assert found == [bits(tensor.to(torch_dtype(target)))]
 
@@ -220,7 +237,8 @@ def test_a_cast_rounds_as_torch_does(target: DType, disk: Disk) -> None:
 @pytest.mark.usefixtures("all_strided")
 @pytest.mark.parametrize("target", [DType.bfloat16, DType.float16, DType.float64])
 def test_a_strided_cast_rounds_as_torch_does(target: DType, disk: Disk) -> None:
-    tensor = torch.cat([HARD_VALUES, torch.randn(84)]).reshape(10, 10)
+    values = hard_values(target)
+    tensor = torch.cat([values, torch.randn(100 - len(values))]).reshape(10, 10)
     box = Chunk((0, 3), (10, 4))
     found = disk.copied(OutTensor(disk.put(tensor), target, box))
     assert found == [bits(tensor[:, 3:7].to(torch_dtype(target)))]

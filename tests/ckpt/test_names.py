@@ -175,9 +175,14 @@ def test_no_rules_change_nothing() -> None:
     assert rename(before, []) is before
 
 
-def test_a_rule_that_matches_nothing_changes_nothing() -> None:
+def test_a_rule_that_matches_nothing_is_a_mistake() -> None:
+    with pytest.raises(AmbiguousSource, match="no name matches"):
+        rename(checkpoint(), [r"^encoder\.=decoder."])
+
+
+def test_a_rule_that_changes_nothing_changes_nothing() -> None:
     before = checkpoint()
-    assert rename(before, [r"^encoder\.=decoder."]) is before
+    assert rename(before, [r"^net\.=net."]) is before
 
 
 def test_objects_keep_their_names() -> None:

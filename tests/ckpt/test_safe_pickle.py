@@ -419,7 +419,7 @@ def test_a_pickle_cannot_change_what_later_pickles_get() -> None:
     rebuild = b"ctorch._utils\n_rebuild_tensor_v2\n"
     hostile = b"\x80\x02" + rebuild + b"N}" + text("__defaults__") + b"K\x07\x85s\x86b."
     question = "pickle_data.rebuild_tensor.__defaults__"
-    assert outcome_in_a_process(hostile, question) == "None"
+    assert outcome_in_a_process(hostile, question) == "(False, None, None, None)"
 
 
 def test_a_pickle_cannot_point_a_tensor_at_another_file(tmp_path: Path) -> None:

@@ -272,18 +272,43 @@ def test_tied_weights_of_every_dtype_are_tied(dtype: torch.dtype, tmp_path: Path
     assert found.ties == {"b": "a"}
 
 
-def test_extra_state_of_a_bare_state_dict_is_kept_as_an_object(tmp_path: Path) -> None:
-    tree = {"layer.weight": torch.ones(2, 2), "layer._extra_state": {"recipe": "fp8"}}
+@pytest.mark.parametrize("wrap", [dict, lambda inner: {"model": inner}])
+def test_extra_state_of_modules_stays_with_the_model(wrap: Any, tmp_path: Path) -> None:
+    inner = {"layer.weight": torch.ones(2, 2), "layer._extra_state": {"recipe": "fp8"}}
+    found = read(wrap(inner), tmp_path)
+    assert list(found.params) == ["layer.weight"]
+    assert found.extra_state == {"layer._extra_state": {"recipe": "fp8"}}
+    assert found.objects == {}
+
+
+def test_an_optimizer_beside_the_model_is_its_own(tmp_path: Path) -> None:
+    first, second = small_model(), small_model()
+    tree = {
+        name: {"model": model.state_dict(), "optimizer": adam(model).state_dict()}
+        for name, model in (("generator", first), ("critic", second))
+    }
+    found = read(tree, tmp_path, key="critic.model")
+    assert found.has_optimizer
+    assert set(found.objects) == {"generator", "generator.optimizer"}
+
+
+def test_several_optimizers_of_which_none_is_nearer_are_refused(tmp_path: Path) -> None:
+    model = small_model()
+    tree = {"model": model.state_dict(), "o1": adam(model).state_dict()}
+    with pytest.raises(AmbiguousSource, match="several optimizers"):
+        read({**tree, "o2": adam(model).state_dict()}, tmp_path)
+
+
+def test_a_flat_optimizer_merged_at_the_top_is_told_from_weights(tmp_path: Path) -> None:
+    weight = torch.ones(2, 2)
+    tree = {
+        "layer.weight": weight,
+        "state.layer.weight.exp_avg": weight * 2,
+        "param_groups.layer.weight.lr": 0.5,
+    }
     found = read(tree, tmp_path)
     assert list(found.params) == ["layer.weight"]
-    assert found.objects == {"layer._extra_state": {"recipe": "fp8"}}
-
-
-def test_extra_state_of_a_nested_model_is_kept_or_noted(tmp_path: Path) -> None:
-    inner = {"layer.weight": torch.ones(2, 2), "layer._extra_state": {"recipe": "fp8"}}
-    found = read({"model": inner}, tmp_path)
-    assert list(found.params) == ["layer.weight"]
-    assert "_extra_state" in repr((found.objects, found.notes))
+    assert found.groups[0].options == {"lr": 0.5}
 
 
 def test_flat_parameters_of_fsdp_are_refused_with_what_to_do(tmp_path: Path) -> None:
