@@ -18,7 +18,7 @@ from typing import ParamSpec
 import ckpt.registry as registry
 from ckpt import __version__
 from ckpt.checks import remarks
-from ckpt.errors import LossRefused
+from ckpt.errors import AmbiguousSource, LossRefused
 from ckpt.execute import check_output, check_replaceable, check_space, execute
 from ckpt.format import DEFAULT_SHARD_BYTES, Format, Part, ReadOptions, WeightDType, WriteOptions
 from ckpt.model import Checkpoint
@@ -64,6 +64,8 @@ def open_checkpoint(
     options = ReadOptions(tag, key, order, model, need_optimizer and not weights_only)
     found = registry.detect(source)
     assert found.read is not None, "detect returns formats that can be read"
+    if tag is not None and not found.has_tags:
+        raise AmbiguousSource(f"{path}: --tag {tag}: {found.title} has no tags")
     checkpoint = rename(found.read(source, options), rename_rules)
     return checkpoint.without_job() if weights_only else checkpoint
 
@@ -145,7 +147,7 @@ def prepare(
     assert target.plan is not None, "registry.target returns formats that can be written"
     plan = target.plan(checkpoint, options)
     notes = (*checkpoint.notes, *told, *plan.notes)
-    _require_consent(path, notes, allow_loss)
+    _require_consent(path, notes, allow_loss, of_job=keeps_optimizer)
     check_replaceable(plan, goal)
     check_space(plan, goal)
     asked = (to, options, tag, key, tuple(rename_rules), param_order, model, weights_only)
@@ -177,8 +179,11 @@ def _run_at_once(plan: Callable[P, Conversion]) -> Callable[P, Path]:
 convert = _run_at_once(prepare)
 
 
-def _require_consent(source: Path, notes: Sequence[Note], allow_loss: bool) -> None:
-    refused = [str(note) for note in notes if note.needs_consent]
+def _require_consent(
+    source: Path, notes: Sequence[Note], allow_loss: bool, *, of_job: bool
+) -> None:
+    """Refuses losses that nobody agreed to; those of the job only where it is to be kept."""
+    refused = [str(n) for n in notes if n.needs_consent and (of_job or not n.of_job)]
     if refused and not allow_loss:
         raise LossRefused(
             f"{source}: {'; '.join(refused)}. Convert with --allow-loss to go on without."

@@ -105,6 +105,7 @@ class Format:
         plan: model in, plan out; None for a format that is only read.
         keeps: the parts an output holds; what a checkpoint has beyond that is lost and said.
         aliases: other words for `--to`.
+        has_tags: a path holds several saves, of which `--tag` chooses one.
         output_suffix: how the default output name ends, such as `.pt`; empty for folders.
         outputs: patterns of the names that an output folder may hold; with `--overwrite` only
             a folder of nothing else is replaced.
@@ -117,5 +118,6 @@ class Format:
     plan: Callable[[Checkpoint, WriteOptions], WritePlan] | None = None
     keeps: frozenset[Part] = frozenset(Part)
     aliases: tuple[str, ...] = ()
+    has_tags: bool = False
     output_suffix: str = ""
     outputs: tuple[str, ...] = ()

@@ -30,12 +30,19 @@ class NoteKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One remark: what kind, about which names, and why."""
+    """One remark: what kind, about which names, and why.
+
+    Attributes:
+        needs_consent: a loss that the conversion does not imply; `--allow-loss` agrees to it.
+        of_job: about the optimizer or the rest of the job, so that a conversion of weights only
+            implies it.
+    """
 
     kind: NoteKind
     subjects: tuple[str, ...]
     detail: str
     needs_consent: bool = False
+    of_job: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind.value}: {summarise(self.subjects)}: {self.detail}"

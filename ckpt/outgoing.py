@@ -149,11 +149,19 @@ def attributes(value: Opaque) -> Plain:
     return state
 
 
-def plain_notes(objects: Mapping[str, Plain]) -> list[Note]:
-    """A note about job data that is written as something else than it was."""
+def plain_notes(objects: Mapping[str, Plain], taken: Sequence[str]) -> list[Note]:
+    """Notes about job data that is written as something else than it was, or under another name."""
+    notes = []
     changed = tuple(name for name, tree in objects.items() if _changes(tree))
-    detail = "objects of a class become dicts of their attributes, sets lists, others their text"
-    return [Note(NoteKind.CAST, changed, detail)] if changed else []
+    if changed:
+        detail = (
+            "objects of a class become dicts of their attributes, sets lists, others their text"
+        )
+        notes.append(Note(NoteKind.CAST, changed, detail))
+    renamed = tuple(f"{o} -> {n}" for o, n in _job_names(objects, taken).items() if o != n)
+    if renamed:
+        notes.append(Note(NoteKind.RENAMED, renamed, "the name is taken in the output"))
+    return notes
 
 
 def _changes(tree: Plain) -> bool:
@@ -167,13 +175,18 @@ def _changes(tree: Plain) -> bool:
 
 def named_objects(checkpoint: Checkpoint, taken: Sequence[str]) -> dict[str, Plain]:
     """The rest of the job by its own names, with underscores after those that are taken."""
-    named: dict[str, Plain] = {}
-    for name, value in checkpoint.objects.items():
-        key = name
-        while key in taken or key in named or (key != name and key in checkpoint.objects):
-            key += "_"
-        named[key] = value
-    return named
+    names = _job_names(checkpoint.objects, taken)
+    return {names[name]: value for name, value in checkpoint.objects.items()}
+
+
+def _job_names(objects: Mapping[str, Plain], taken: Sequence[str]) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for name in objects:
+        free = name
+        while free in taken or free in names.values() or (free != name and free in objects):
+            free += "_"
+        names[name] = free
+    return names
 
 
 ADAM_STATES = frozenset({"exp_avg", "exp_avg_sq"})

@@ -34,13 +34,18 @@ FLAT_PARAM = "_flat_param"  # torch 2.13.0 torch/distributed/fsdp/_flat_param.py
 
 @dataclass(frozen=True, slots=True)
 class TrainingDict:
-    """The parts of a training dict, with the paths they were found at."""
+    """The parts of a training dict, with the paths they were found at.
+
+    Attributes:
+        is_chosen: there are other state dicts, and the user named this one.
+    """
 
     model: Mapping[str, StoredTensor]
     extra_state: Mapping[str, Plain]
     model_path: Path
     optimizers: Mapping[Path, Mapping[str, Plain]]
     rest: Mapping[str, Plain]
+    is_chosen: bool
 
 
 def read_training_dict(
@@ -106,14 +111,15 @@ def find_parts(tree: Mapping[str, Plain], key: str | None, where: str) -> Traini
     model = {k: v for k, v in candidates[path].items() if isinstance(v, StoredTensor)}
     extra = {k: v for k, v in candidates[path].items() if k not in model}
     used = {(*path, name) for name in candidates[path]} | optimizers.keys()
-    return TrainingDict(model, extra, path, optimizers, _rest(tree, (), used))
+    rest = _rest(tree, (), used)
+    return TrainingDict(model, extra, path, optimizers, rest, len(candidates) > 1)
 
 
 def _without_flat_optimizer(
     tree: Mapping[str, Plain],
 ) -> tuple[Mapping[str, Plain], dict[Path, Mapping[str, Plain]]]:
     """A tree into which a flattened optimizer was merged at the top, taken apart again."""
-    flat = {k: v for k, v in tree.items() if k.startswith((FLAT_STATE, FLAT_GROUPS))}
+    flat = {k: v for k, v in tree.items() if str(k).startswith((FLAT_STATE, FLAT_GROUPS))}
     if not is_optimizer(flat) or len(flat) == len(tree):
         return tree, {}
     return {k: v for k, v in tree.items() if k not in flat}, {("(top level)",): flat}
@@ -245,6 +251,10 @@ def _with_optimizer(
     optimizer = read_optimizer(parts.optimizers[path], f"{where}: {'.'.join(path)}")
     others = {".".join(p): tree for p, tree in parts.optimizers.items() if p != path}
     checkpoint = replace(checkpoint, objects={**checkpoint.objects, **others})
+    if parts.is_chosen:
+        detail = f"is taken to be that of {'.'.join(parts.model_path)}"
+        note = Note(NoteKind.UNVERIFIED, (f"optimizer {'.'.join(path)}",), detail)
+        checkpoint = replace(checkpoint, notes=(*checkpoint.notes, note))
     names = _fqns(checkpoint, optimizer, options, known)
     checkpoint = _owned_by_members(checkpoint, set(names.values()))
     unknown = [name for name in names.values() if name not in checkpoint.params]

@@ -37,5 +37,8 @@ def plan_torch_dict(checkpoint: Checkpoint, options: WriteOptions, prefix: str) 
         tree[OPTIMIZER] = optimizer_tree(checkpoint, lambda fqn, number: number, with_names=True)
     for name, value in named_objects(checkpoint, (MODEL, OPTIMIZER)).items():
         tree[name] = job_data(value)
-    notes = (*weight_notes(checkpoint, options), *plain_notes(checkpoint.objects))
+    notes = (
+        *weight_notes(checkpoint, options),
+        *plain_notes(checkpoint.objects, (MODEL, OPTIMIZER)),
+    )
     return WritePlan(files=(TorchFile("", tree),), notes=notes, is_single_file=True)

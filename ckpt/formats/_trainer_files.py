@@ -24,7 +24,8 @@ PATTERNS = (
 
 
 def notes_beside(folder: Path) -> tuple[Note, ...]:
-    """A note that names such files; going on without them is asked for when they hold the job."""
+    """A note that names such files; a conversion of the whole job without them needs consent."""
     found = tuple(f.name for pattern in PATTERNS for f in sorted(folder.glob(pattern)))
     detail = "the trainer's files beside the weights, which are not read"
-    return (Note(NoteKind.DROPPED, found, detail),) if found else ()
+    note = Note(NoteKind.DROPPED, found, detail, needs_consent=True, of_job=True)
+    return (note,) if found else ()

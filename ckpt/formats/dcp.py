@@ -101,7 +101,11 @@ def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
     )
     return WritePlan(
         files=files,
-        notes=(*weight_notes(checkpoint, options), *synthesised, *plain_notes(checkpoint.objects)),
+        notes=(
+            *weight_notes(checkpoint, options),
+            *synthesised,
+            *plain_notes(checkpoint.objects, (MODEL, OPTIMIZER)),
+        ),
         commit=(metadata_file(files),),
     )
 

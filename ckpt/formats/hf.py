@@ -137,6 +137,7 @@ def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
         for name, tensor in state_dict(checkpoint, options).items()
         if name not in checkpoint.ties
     }
+    notes += _dtype_notes(checkpoint, weights, options.hf_config)
     parts = list(_shards(weights, options.max_shard_bytes))
     names = _shard_names(len(parts))
     files = tuple(
@@ -206,6 +207,25 @@ def _config(
         return files, [Note(NoteKind.UNVERIFIED, ("names and shapes against config.json",), detail)]
     _compare(checkpoint, model, folder)
     return files, []
+
+
+def _dtype_notes(
+    checkpoint: Checkpoint, weights: Mapping[str, OutTensor], folder: Path | None
+) -> list[Note]:
+    """A note when the config names another dtype than the weights have; on loading it decides."""
+    if folder is None:
+        return []
+    content = json.loads((folder / "config.json").read_text())
+    stated = content.get("dtype") or content.get("torch_dtype")
+    written = {
+        tensor.dtype.torch_name
+        for name, tensor in weights.items()
+        if name in checkpoint.params and tensor.dtype.is_floating_point
+    }
+    if stated is None or written <= {stated}:
+        return []
+    detail = f"config.json says {stated}, and transformers loads the weights as that"
+    return [Note(NoteKind.UNVERIFIED, tuple(sorted(written)), detail)]
 
 
 def _compare(checkpoint: Checkpoint, model: ModelNames, folder: Path) -> None:

@@ -57,4 +57,5 @@ FORMAT = Format(
     title="DeepSpeed without ZeRO",
     matches=_matches,
     read=read,
+    has_tags=True,
 )

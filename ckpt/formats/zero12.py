@@ -286,4 +286,5 @@ FORMAT = Format(
     title="DeepSpeed ZeRO-1 and ZeRO-2",
     matches=_matches,
     read=read,
+    has_tags=True,
 )

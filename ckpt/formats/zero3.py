@@ -220,4 +220,5 @@ FORMAT = Format(
     title="DeepSpeed ZeRO-3",
     matches=_matches,
     read=read,
+    has_tags=True,
 )

@@ -138,9 +138,9 @@ class _Unpickler(pickle.Unpickler):
         if full_name in self._data_classes:
             return data_class(full_name)
         raise UnsafePickle(
-            f"{self._where}: the pickle asks for {module}.{name}, which is not plain training data; "
-            "nothing was executed. Save again with torch.save of tensors, numbers, strings, dicts "
-            "and lists only."
+            f"{self._where}: the pickle asks for {module}.{name}, which is not plain training "
+            "data; nothing was executed. Save again with torch.save of tensors, numbers, strings, "
+            "dicts and lists only."
         )
 
     def persistent_load(self, pid: Any) -> StorageRef:

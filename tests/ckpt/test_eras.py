@@ -67,10 +67,15 @@ def disagrees(case: Path) -> bool:
     return case.parent.name == "ds009_t21" and case.name == "zero2_step0_w2"
 
 
+def has_trainer_files(case: Path) -> bool:
+    """Scheduler and random states lie in files of the trainer beside the checkpoint."""
+    return "hf_trainer" in case.name or "accelerate" in case.name
+
+
 def options(truth: Truth) -> dict[str, Any]:
     """Numbered optimizer states need the order where shapes alone do not tell it."""
     given: dict[str, Any] = {"rename_rules": renames(truth.folder)}
-    given["allow_loss"] = disagrees(truth.folder)
+    given["allow_loss"] = disagrees(truth.folder) or has_trainer_files(truth.folder)
     try:
         ckpt.open(truth.source)
     except ckpt.CkptError as problem:
@@ -113,6 +118,14 @@ def expected_problems(truth: Truth) -> list[str]:
     if truth.folder.name.endswith(("hf_trainer_ddp_w2", "accelerate_ddp_w2")):
         gone = list(truth.meta["tied"])
     return [f"{name} is missing" for name in gone]
+
+
+def test_a_trainers_files_are_named_and_their_loss_is_asked_for(tmp_path: Path) -> None:
+    source = FIXTURES / "ds019_t213-hf_trainer_zero3_w2" / "checkpoint-3"
+    with pytest.raises(ckpt.CkptError, match=r"scheduler\.pt, trainer_state\.json.*--allow-loss"):
+        ckpt.convert(source, "torch", tmp_path / "out.pt")
+    notes = ckpt.prepare(source, "hf", tmp_path / "hf").notes
+    assert any("scheduler.pt" in str(note) for note in notes)
 
 
 @pytest.mark.parametrize("case", REFUSABLE, ids=label)

@@ -160,3 +160,26 @@ def test_an_order_that_is_no_text_is_refused(tmp_path: Path) -> None:
     words = ["convert", str(tmp_path / "model.pt"), "--to", "torch", "--param-order"]
     result = CliRunner().invoke(main, [*words, str(tmp_path / "model.pt")])
     assert (result.exit_code, "not a text file" in result.stderr) == (2, True)
+
+
+def test_keys_that_are_numbers_are_no_obstacle(tmp_path: Path) -> None:
+    torch.save({0: {"w": torch.ones(2, 2)}, 1: "note"}, tmp_path / "job.pt")
+    ckpt.convert(tmp_path / "job.pt", "torch", tmp_path / "out.pt")
+    assert list(torch.load(tmp_path / "out.pt", weights_only=True)["model"]) == ["w"]
+
+
+def test_a_chosen_model_is_told_to_have_the_optimizer(tmp_path: Path) -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    state = {"model": model.state_dict(), "ema": model.state_dict()}
+    torch.save({**state, "optimizer": optimizer.state_dict()}, tmp_path / "job.pt")
+    notes = ckpt.prepare(tmp_path / "job.pt", "torch", tmp_path / "out.pt", key="ema").notes
+    told = [str(note) for note in notes]
+    assert any("is taken to be that of ema" in note for note in told)
+    assert any("renamed: model -> model_" in note for note in told)
+
+
+def test_a_tag_is_for_deepspeed_folders(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "model.pt")
+    with pytest.raises(ckpt.CkptError, match="has no tags"):
+        ckpt.open(tmp_path / "model.pt", tag="global_step3")
