@@ -12,7 +12,7 @@ import mmap
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event, Lock
@@ -27,6 +27,7 @@ __all__ = ["copy"]
 
 BLOCK_BYTES = 1 << 20  # fits a core's cache between reading, checksumming and writing
 SHORT_RUN_BYTES = 64 << 10  # below, one memory-mapped copy costs less than a write a run
+BATCH_BYTES = 32 << 20
 WORKERS = 2
 
 Progress = Callable[[int], None]
@@ -45,34 +46,36 @@ def copy(
 
     Raises:
         CorruptCheckpoint: a source ends early, or a record's bytes do not have its checksum.
+        Unsupported: a number does not fit the dtype that was asked for.
         OSError: the output cannot be written.
     """
     by_record: dict[Record, list[Move]] = defaultdict(list)
     for move in moves:
         by_record[move.record].append(move)
-    outputs, cancelled = _Outputs(), Event()
+    engine = _Engine(progress or (lambda _nbytes: None), finished or (lambda _record: None))
     try:
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="copy") as pool:
-            jobs = [
-                pool.submit(_copy_record, outputs, record, group, progress, finished, cancelled)
-                for record, group in sorted(by_record.items(), key=lambda kv: -kv[0].length)
-            ]
-            _wait(jobs, cancelled)
+            jobs = [pool.submit(engine.copy_batch, batch) for batch in _batches(by_record)]
+            engine.wait(jobs)
     finally:
-        outputs.close()
+        engine.outputs.close()
 
 
-def _wait(jobs: Sequence[Future[None]], cancelled: Event) -> None:
-    """Until all are done, or the first fails, or the user interrupts."""
-    try:
-        done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
-        for job in done:
-            job.result()
-    except BaseException:
-        cancelled.set()
-        for job in jobs:
-            job.cancel()
-        raise
+Batch = list[tuple[Record, list[Move]]]
+
+
+def _batches(by_record: Mapping[Record, list[Move]]) -> list[Batch]:
+    """Records with their moves, small ones of one file together; the largest batches first."""
+    batches: list[Batch] = []
+    size = 0
+    for record in sorted(by_record, key=lambda r: (r.path, r.offset)):
+        same_file = batches and batches[-1][-1][0].path == record.path
+        if not same_file or size + record.length > BATCH_BYTES:
+            batches.append([])
+            size = 0
+        batches[-1].append((record, by_record[record]))
+        size += record.length
+    return sorted(batches, key=lambda batch: -sum(record.length for record, _ in batch))
 
 
 class _Outputs:
@@ -95,68 +98,75 @@ class _Outputs:
             os.close(descriptor)
 
 
-def _copy_record(
-    outputs: _Outputs,
-    record: Record,
-    moves: Sequence[Move],
-    progress: Progress | None,
-    finished: Callable[[Record], None] | None,
-    cancelled: Event,
-) -> None:
-    if cancelled.is_set():
-        return
-    with Path(record.path).open("rb", buffering=0) as stream:
-        source, streamed = stream.fileno(), []
+class _Engine:
+    """What the workers of one call of `copy` share."""
+
+    def __init__(self, progress: Progress, finished: Callable[[Record], None]) -> None:
+        self.progress, self.finished = progress, finished
+        self.outputs, self.cancelled = _Outputs(), Event()
+
+    def wait(self, jobs: Sequence[Future[None]]) -> None:
+        """Until all are done, or the first fails, or the user interrupts."""
+        try:
+            done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
+            for job in done:
+                job.result()
+        except BaseException:
+            self.cancelled.set()
+            for job in jobs:
+                job.cancel()
+            raise
+
+    def copy_batch(self, batch: Batch) -> None:
+        """Carry out the moves out of some records of one file."""
+        with Path(batch[0][0].path).open("rb", buffering=0) as stream:
+            for record, moves in batch:
+                if self.cancelled.is_set():
+                    return
+                self._copy_record(stream.fileno(), record, moves)
+                if not self.cancelled.is_set():
+                    self.finished(record)
+
+    def _copy_record(self, source: int, record: Record, moves: Sequence[Move]) -> None:
+        streamed: list[tuple[Run, Move]] = []
         for move in moves:
             if run_numel(move) * move.dtype.itemsize < SHORT_RUN_BYTES < move.nbytes:
-                _copy_strided(source, outputs.descriptor(move.path), move)
-                if progress:
-                    progress(move.nbytes)
+                _copy_strided(source, self.outputs.descriptor(move.path), move)
+                self.progress(move.nbytes)
             else:
                 streamed += [(run, move) for run in runs_of(move)]
         if streamed or record.crc32 is not None:
-            _stream(outputs, source, record, streamed, progress, cancelled)
-    if finished and not cancelled.is_set():
-        finished(record)
+            self._stream(source, record, streamed)
 
-
-def _stream(
-    outputs: _Outputs,
-    source: int,
-    record: Record,
-    runs: list[tuple[Run, Move]],
-    progress: Progress | None,
-    cancelled: Event,
-) -> None:
-    """Read the record block by block and write each run's part of it; check the checksum."""
-    runs.sort(key=lambda item: item[0].start * item[1].dtype.itemsize)
-    buffer = memoryview(bytearray(min(BLOCK_BYTES, max(record.length, 1))))
-    crc, first = 0, 0
-    for begin in range(0, record.length, BLOCK_BYTES):
-        if cancelled.is_set():
-            return
-        end = min(begin + BLOCK_BYTES, record.length)
-        while first < len(runs) and _end(*runs[first]) <= begin:
-            first += 1
-        if record.crc32 is None and (first == len(runs) or _begin(*runs[first]) >= end):
-            continue
-        block = buffer[: end - begin]
-        _read(source, block, record, begin)
-        if record.crc32 is not None:
-            crc = zlib.crc32(block, crc)
-        written = 0
-        at = first
-        while at < len(runs) and _begin(*runs[at]) < end:
-            written += _write_part(outputs, block, begin, end, *runs[at])
-            at += 1
-        if progress and written:
-            progress(written)
-    if record.crc32 is not None and crc != record.crc32:
-        raise CorruptCheckpoint(
-            f"{record.path}: the bytes from {record.offset} to {record.offset + record.length} do "
-            "not have the checksum that was saved with them; the file is damaged. Copy it again "
-            "from the machine that wrote it, or use an earlier save."
-        )
+    def _stream(self, source: int, record: Record, runs: list[tuple[Run, Move]]) -> None:
+        """Read the record block by block and write each run's part; check the checksum."""
+        runs.sort(key=lambda item: item[0].start * item[1].dtype.itemsize)
+        buffer = memoryview(bytearray(min(BLOCK_BYTES, max(record.length, 1))))
+        crc, first = 0, 0
+        for begin in range(0, record.length, BLOCK_BYTES):
+            if self.cancelled.is_set():
+                return
+            end = min(begin + BLOCK_BYTES, record.length)
+            while first < len(runs) and _end(*runs[first]) <= begin:
+                first += 1
+            if record.crc32 is None and (first == len(runs) or _begin(*runs[first]) >= end):
+                continue
+            block = buffer[: end - begin]
+            _read(source, block, record, begin)
+            if record.crc32 is not None:
+                crc = zlib.crc32(block, crc)
+            written, at = 0, first
+            while at < len(runs) and _begin(*runs[at]) < end:
+                written += _write_part(self.outputs, block, begin, end, *runs[at])
+                at += 1
+            self.progress(written)
+        if record.crc32 is not None and crc != record.crc32:
+            raise CorruptCheckpoint(
+                f"{record.path}: the bytes from {record.offset} to "
+                f"{record.offset + record.length} do not have the checksum that was saved with "
+                "them; the file is damaged. Copy it again from the machine that wrote it, or use "
+                "an earlier save."
+            )
 
 
 def _begin(run: Run, move: Move) -> int:

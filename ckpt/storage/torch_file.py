@@ -276,21 +276,39 @@ def lay_out(stream: BinaryIO, tree: Plain) -> Layout:
     tensors: dict[int, tuple[str, Saved]] = {}
     pickled = io.BytesIO()
     _pickler(pickled, tensors).dump(_for_torch(tree))
-    base = stream.tell()
-    writer: Any = torch._C.PyTorchFileWriter(stream)
+    sink: Any = _Sink(stream)
+    writer: Any = torch._C.PyTorchFileWriter(sink)
     data = pickled.getvalue()
     writer.write_record("data.pkl", data, len(data))
     writer.write_record("byteorder", b"little", len(b"little"))
-    holes = []
+    outgoing = []
     for key, tensor in tensors.values():
         if isinstance(tensor, InlineTensor):
             writer.write_record(f"data/{key}", tensor.data, len(tensor.data))
         else:
             writer.write_record_metadata(f"data/{key}", tensor.nbytes)
-            holes.append((key, tensor))
+            outgoing += [tensor] if tensor.nbytes else []
     writer.write_end_of_file()
     stream.flush()
-    return Layout(_placements(stream, base, holes))
+    return Layout([Placement(*placed) for placed in zip(sink.holes, outgoing, strict=True)])
+
+
+class _Sink:
+    """What torch's archive writer writes into: it seeks over each tensor that is left out."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.holes: list[int] = []
+
+    def write(self, data: Any) -> int:
+        """Pass bytes on."""
+        return self._stream.write(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Leave a hole, and remember where it begins."""
+        if whence == io.SEEK_CUR:
+            self.holes.append(self._stream.tell())
+        return self._stream.seek(offset, whence)
 
 
 def _for_torch(tree: Plain) -> Plain:
@@ -306,21 +324,6 @@ def _for_torch(tree: Plain) -> Plain:
     if isinstance(tree, list | tuple):
         return type(tree)(_for_torch(value) for value in tree)
     return tree
-
-
-def _placements(stream: BinaryIO, base: int, holes: list[tuple[str, OutTensor]]) -> list[Placement]:
-    length = stream.tell() - base  # the file may already be longer: see `execute`
-    if not holes:
-        return []
-    with open(stream.fileno(), "rb", closefd=False) as reader:
-        archive = zipfile.ZipFile(_Window(reader, base, length))
-        by_key = {info.filename.rpartition("data/")[2]: info for info in archive.infolist()}
-        placed = [
-            Placement(_data_offset(reader, str(stream.name), base, length, by_key[key]), tensor)
-            for key, tensor in holes
-        ]
-    stream.seek(base + length)
-    return placed
 
 
 def _pickler(target: BinaryIO, tensors: dict[int, tuple[str, Saved]]) -> pickle.Pickler:

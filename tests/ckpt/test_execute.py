@@ -404,7 +404,7 @@ from ckpt import copying, execute
 
 execute.JOURNAL_INTERVAL_S = 0
 copying.WORKERS = 1
-copy_record, started = copying._copy_record, []
+copy_record, started = copying._Engine._copy_record, []
 
 def slowly(*args):
     started.append(1)
@@ -412,7 +412,7 @@ def slowly(*args):
         time.sleep(600)
     copy_record(*args)
 
-copying._copy_record = slowly
+copying._Engine._copy_record = slowly
 ckpt.convert(sys.argv[1], sys.argv[2], sys.argv[3])
 """
 
@@ -440,13 +440,13 @@ def kill_in_the_middle(source: Path, to: str, output: Path) -> Path:
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[Record]:
     """The records that are copied from now on."""
     seen: list[Record] = []
-    copy_record = copying._copy_record
+    copy_record = copying._Engine._copy_record
 
-    def remember(files: Any, record: Record, *rest: Any) -> None:
+    def remember(engine: Any, source: int, record: Record, *rest: Any) -> None:
         seen.append(record)
-        copy_record(files, record, *rest)
+        copy_record(engine, source, record, *rest)
 
-    monkeypatch.setattr(copying, "_copy_record", remember)
+    monkeypatch.setattr(copying._Engine, "_copy_record", remember)
     return seen
 
 
