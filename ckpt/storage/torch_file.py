@@ -13,6 +13,7 @@ import io
 import pickle
 import struct
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -128,9 +129,10 @@ def read_item(
             raise CorruptCheckpoint(f"{where}: a zip archive, but not one that torch.save wrote")
         if f"{root}constants.pkl" in names:
             raise Unsupported(f"{where}: a TorchScript archive; convert the state_dict() of it")
-        if names.get(f"{root}byteorder") and archive.read(f"{root}byteorder") != b"little":
+        order = names.get(f"{root}byteorder")
+        if order and _content(stream, where, offset, length, order) != b"little":
             raise Unsupported(f"{where}: written on a big-endian machine")
-        data = archive.read(f"{root}data.pkl")
+        data = _content(stream, where, offset, length, names[f"{root}data.pkl"])
     except ZIP_PROBLEMS as problem:
         if isinstance(problem, CkptError):
             raise
@@ -173,6 +175,18 @@ class _Records:
             record = Record(self._where, begin, info.file_size, info.CRC or None)
             self._storages[key] = StorageRef(dtype, record)
         return self._storages[key]
+
+
+def _content(stream: BinaryIO, where: str, base: int, length: int, info: zipfile.ZipInfo) -> bytes:
+    """A small record's bytes. A checksum of 0 is none: see torch's `set_crc32_options`."""
+    stream.seek(_data_offset(stream, where, base, length, info))
+    data = stream.read(info.file_size)
+    if info.CRC and zlib.crc32(data) != info.CRC:
+        raise CorruptCheckpoint(
+            f"{where}: {info.filename} does not have its checksum; the file is damaged. Copy it "
+            "again from the machine that wrote it, or use an earlier save."
+        )
+    return data
 
 
 def _data_offset(

@@ -417,3 +417,14 @@ def test_laying_out_again_one_behind_the_other_gives_the_same_file(tmp_path: Pat
     with path.open("r+b") as stream:
         again = [torch_file.lay_out(stream, item).placements[0].offset for item in items]
     assert (again, path.stat().st_size) == (first, size)
+
+
+def test_files_saved_without_checksums_are_read(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"w": torch.arange(5.0)}, tmp_path / "x.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    (found,) = read(tmp_path / "x.pt").values()
+    assert found.chunks[0].record.crc32 is None
+    assert found.shape == (5,)
