@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from small import small_model, stepped
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 from ckpt.errors import CorruptCheckpoint
@@ -14,17 +15,6 @@ from ckpt.model import StoredTensor
 from ckpt.optimizer_dict import OptimizerDict, is_optimizer, read_optimizer
 from ckpt.param_order import Slot
 from ckpt.storage import torch_file
-
-
-def small_model() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
-
-
-def stepped(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    return optimizer
 
 
 def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
