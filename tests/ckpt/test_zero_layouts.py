@@ -145,6 +145,16 @@ def test_deepspeeds_own_adam_loads_into_torchs_adamw_through_dcp(tmp_path: Path)
     assert state["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.95)
 
 
+def test_how_an_old_torch_decayed_weights_is_not_made_up(tmp_path: Path) -> None:
+    """Before torch 2.7, Adam's and AdamW's groups cannot be told apart."""
+    source = FIXTURES / "ds009_t21-fsdp1_dcp_rich_uop_w2" / "ckpt"
+    plan = ckpt.prepare(source, "dcp", tmp_path / "dcp")
+    assert any("allow_partial_load" in str(note) for note in plan.notes)
+    plan.run()
+    options = ckpt.open(tmp_path / "dcp").groups[0].options
+    assert "decoupled_weight_decay" not in options
+
+
 def test_a_stateless_optimizer_comes_back_from_dcp(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
