@@ -146,7 +146,7 @@ def test_deepspeeds_own_adam_loads_into_torchs_adamw_through_dcp(tmp_path: Path)
 
 
 def test_how_an_old_torch_decayed_weights_is_not_made_up(tmp_path: Path) -> None:
-    """Before torch 2.7, Adam's and AdamW's groups cannot be told apart."""
+    """Groups of torch 2.1 do not say whether they are those of Adam or of AdamW."""
     source = FIXTURES / "ds009_t21-fsdp1_dcp_rich_uop_w2" / "ckpt"
     plan = ckpt.prepare(source, "dcp", tmp_path / "dcp")
     assert any("allow_partial_load" in str(note) for note in plan.notes)
