@@ -21,6 +21,8 @@ from ckpt.training_dict import find_ties
 
 __all__ = ["Trained", "build", "flat_states"]
 
+PLACEHOLDER = (0,)  # the shape that stage 3 leaves in the module for every parameter
+
 State = Mapping[str, StoredTensor | Any]
 PER_RANK_BUFFERS = (
     "every rank has its own, which DeepSpeed does not synchronise; those of rank 0 are taken"
@@ -116,6 +118,7 @@ def build(
         for name in every
         if name in trained.masters or name in frozen
     }
+    ties = {alias: owner for alias, owner in ties.items() if owner in params or owner in buffers}
     known = params.keys() | buffers | ties.keys()
     lost = [name for name in every if name not in known]
     return Checkpoint(
@@ -152,8 +155,9 @@ def _aliases(content: Mapping[str, Any], module: Mapping[str, StoredTensor]) -> 
     return {
         alias: owner
         for alias, owner in pairs.items()
-        if alias not in module or not module[alias].numel or module[alias] is module.get(owner)
-        if alias not in module or module[alias].shape in ((0,), module[owner].shape)
+        if alias not in module
+        or module[alias] is module.get(owner)
+        or module[alias].shape == PLACEHOLDER
     }
 
 

@@ -83,6 +83,20 @@ def test_parameters_without_elements_are_kept(tmp_path: Path) -> None:
     assert (model["empty_a"].shape, model["empty_b"].shape) == ((0, 3), (0, 3))
 
 
+def test_a_tied_name_whose_owner_was_not_saved_is_told(tmp_path: Path) -> None:
+    """A frozen owner under exclude_frozen_parameters, in releases that keep the alias."""
+
+    def tie_to_nobody(content: Any) -> None:
+        content["module"]["copy.weight"] = torch.empty(0)
+        content["shared_params"]["copy.weight"] = "gone.weight"
+
+    source = changed(ZERO3, tmp_path, "*model_states.pt", tie_to_nobody)
+    with pytest.raises(ckpt.CkptError, match=r"copy\.weight.*--allow-loss"):
+        ckpt.convert(source, "torch", tmp_path / "out.pt")
+    ckpt.convert(source, "torch", tmp_path / "out.pt", allow_loss=True)
+    assert "copy.weight" not in torch.load(tmp_path / "out.pt", weights_only=True)["model"]
+
+
 def test_names_are_cleaned_on_each_side(tmp_path: Path) -> None:
     """Under activation checkpointing `param_shapes` has wrapper names and `module` has not."""
 
