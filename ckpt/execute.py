@@ -139,18 +139,23 @@ def _locked(partial: Path) -> Iterator[None]:
         partial.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(partial, os.O_RDONLY)
         try:
-            with _unsupported_is_fine():
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor, partial)
             if partial.exists() and partial.stat().st_ino == os.fstat(descriptor).st_ino:
                 yield
                 return
-        except BlockingIOError as problem:
-            raise OutputExists(
-                f"{partial}: another conversion is writing this output; wait for it, or choose "
-                "another with -o"
-            ) from problem
         finally:
             os.close(descriptor)
+
+
+def _lock(descriptor: int, partial: Path) -> None:
+    try:
+        with _unsupported_is_fine():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as problem:
+        raise OutputExists(
+            f"{partial}: another conversion is writing this output; wait for it, or choose "
+            "another with -o"
+        ) from problem
 
 
 def _discard(partial: Path) -> None:

@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from ckpt.dtypes import DType
 from ckpt.errors import AmbiguousSource
 from ckpt.model import Checkpoint
 from ckpt.note import Note, NoteKind
 
-__all__ = ["CleanNames", "clean_names", "is_buffer_name", "parse_renames", "rename"]
+__all__ = ["CleanNames", "clean_names", "is_buffer", "parse_renames", "rename"]
 
 ANYWHERE = (
     "_orig_mod.",
@@ -46,9 +47,9 @@ class CleanNames:
         return self.by_original[original]
 
 
-def is_buffer_name(name: str) -> bool:
-    """True for names that only buffers have, where nothing else tells parameters from buffers."""
-    return name.endswith(BUFFER_SUFFIXES)
+def is_buffer(name: str, dtype: DType) -> bool:
+    """True for a name or a dtype that only buffers have, where nothing else tells them apart."""
+    return name.endswith(BUFFER_SUFFIXES) or not (dtype.is_floating_point or dtype.is_complex)
 
 
 def parse_renames(rules: Iterable[str]) -> list[tuple[re.Pattern[str], str]]:
@@ -101,14 +102,13 @@ def rename(checkpoint: Checkpoint, rules: Iterable[str]) -> Checkpoint:
     """
     names = {name: name for name in (*checkpoint.order, *checkpoint.extra_state)}
     for pattern, replacement in parse_renames(rules):
+        rule = f"--rename {pattern.pattern}={replacement}"
         if not any(pattern.search(name) for name in names.values()):
-            raise AmbiguousSource(f"--rename {pattern.pattern}={replacement}: no name matches")
+            raise AmbiguousSource(f"{rule}: no name matches")
         try:
             names = {k: pattern.sub(replacement, v) for k, v in names.items()}
         except (re.error, IndexError) as problem:
-            raise AmbiguousSource(
-                f"--rename {pattern.pattern}={replacement}: {problem}"
-            ) from problem
+            raise AmbiguousSource(f"{rule}: {problem}") from problem
     _refuse_collisions(names)
     changed = tuple(f"{old} -> {new}" for old, new in names.items() if old != new)
     if not changed:

@@ -14,7 +14,7 @@ from ckpt.errors import AmbiguousSource, CorruptCheckpoint, UnknownFormat, Unsup
 from ckpt.format import ReadOptions
 from ckpt.meta_model import ModelNames, build_model
 from ckpt.model import Checkpoint, Origin, Param, ParamGroup, Plain, StoredTensor
-from ckpt.names import clean_names, is_buffer_name
+from ckpt.names import clean_names, is_buffer
 from ckpt.note import Note, NoteKind
 from ckpt.optimizer_dict import (
     FLAT_GROUPS,
@@ -216,11 +216,7 @@ def find_ties(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
 def _buffer_names(tensors: Mapping[str, StoredTensor], known: ModelNames | None) -> frozenset[str]:
     if known is not None:
         return known.buffers & tensors.keys()
-    return frozenset(
-        name
-        for name, tensor in tensors.items()
-        if is_buffer_name(name) or not tensor.dtype.is_floating_point
-    )
+    return frozenset(name for name, tensor in tensors.items() if is_buffer(name, tensor.dtype))
 
 
 # --- the optimizer ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ckpt.errors import Unsupported
 from ckpt.formats._deepspeed import job_objects, model_state
 from ckpt.formats._trainer_files import notes_beside
 from ckpt.model import Checkpoint, Opaque, Origin, Param, ParamGroup, Plain, StoredTensor
-from ckpt.names import clean_names, is_buffer_name
+from ckpt.names import clean_names, is_buffer
 from ckpt.note import Note, NoteKind
 from ckpt.training_dict import find_ties
 
@@ -201,11 +201,7 @@ def _buffers(
     listed = content.get("buffer_names")
     if listed is not None:
         return {names[name] for name in map(str, listed) if name in raw}
-    return {
-        names[name]
-        for name, tensor in raw.items()
-        if is_buffer_name(name) or not tensor.dtype.is_floating_point
-    }
+    return {names[name] for name, tensor in raw.items() if is_buffer(name, tensor.dtype)}
 
 
 def _module_ties(

@@ -20,7 +20,7 @@ from ckpt.format import Format, Match, Part, ReadOptions, WriteOptions
 from ckpt.formats._trainer_files import notes_beside
 from ckpt.meta_model import ModelNames, transformers_model
 from ckpt.model import Checkpoint, Origin, Param, StoredTensor
-from ckpt.names import clean_names, is_buffer_name
+from ckpt.names import clean_names, is_buffer
 from ckpt.note import Note, NoteKind, summarise
 from ckpt.outgoing import state_dict, weight_notes
 from ckpt.plan import CommitFile, CopiedFile, FileSpans, OutTensor, WritePlan
@@ -69,11 +69,7 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
     aliases = {a: o for a, o in metadata.items() if o in tensors and a not in tensors}
     cleaned = clean_names([*tensors, *aliases])
     names = {cleaned[name]: tensor for name, tensor in tensors.items()}
-    buffers = {
-        name: tensor
-        for name, tensor in names.items()
-        if is_buffer_name(name) or not tensor.dtype.is_floating_point
-    }
+    buffers = {name: tensor for name, tensor in names.items() if is_buffer(name, tensor.dtype)}
     return Checkpoint(
         params={name: Param(t) for name, t in names.items() if name not in buffers},
         buffers=buffers,

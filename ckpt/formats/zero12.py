@@ -149,25 +149,30 @@ def _cut(
         )
     for index, group in enumerate(shapes):
         masters = [p["single_partition_of_fp32_groups"][index] for p in partitions]
+        full = max(master.numel for master in masters)
         sizes = [
-            (m.numel, m.numel + _padding(p, index))
+            (m.numel, m.numel + _padding(p, index, full - m.numel))
             for m, p in zip(masters, partitions, strict=True)
         ]
         states = [_states(partition)[index] for partition in partitions]
         flat, scalars = flat_states(states, sizes, str(save.folder), need_optimizer)
         if "step" in options[index]:
             scalars.setdefault("step", options[index]["step"])
-        gaps = _alignment(partitions[0], index, len(group), save)
-        _cut_group(trained, masters, flat, scalars, group, gaps, save)
+        bounds = _bounds(partitions[0], index, group, save)
+        _cut_group(trained, masters, flat, scalars, group, bounds, save)
         hyper = {k: v for k, v in options[index].items() if k != "step"}
         trained.groups.append((list(group), hyper))
     return trained
 
 
-def _padding(partition: Partition, index: int) -> int:
-    """Elements that rank's states have beyond its fp32 partition (deepspeed >= 0.7.0)."""
+def _padding(partition: Partition, index: int, default: int) -> int:
+    """Elements that a rank's states have beyond its fp32 partition.
+
+    Args:
+        default: what it lacks to the fullest rank's, for deepspeed before 0.7.0.
+    """
     paddings = partition.get("group_paddings")
-    return int(paddings[index]) if paddings else 0
+    return int(paddings[index]) if paddings else default
 
 
 def _cut_group(
@@ -176,24 +181,31 @@ def _cut_group(
     flat: Mapping[str, Sequence[StoredTensor]],
     scalars: Mapping[str, Plain],
     group: Mapping[str, tuple[int, ...]],
-    gaps: Sequence[int],
+    bounds: Sequence[int],
     save: Save,
 ) -> None:
     starts = [sum(m.numel for m in masters[:rank]) for rank in range(len(masters))]
-    offset = 0
-    for (name, shape), gap in zip(group.items(), gaps, strict=True):
+    for (name, shape), offset in zip(group.items(), bounds, strict=False):
         where = f"{save.folder}: {name}"
         trained.masters[name] = cut_from_flat(_pieces(starts, masters), offset, shape, where)
         trained.states[name] = {
             key: cut_from_flat(_pieces(starts, tensors), offset, shape, where)
             for key, tensors in flat.items()
         } | dict(scalars)
-        offset += prod(shape) + gap
-    _check_length(sum(m.numel for m in masters), offset, len(masters), save)
+    _check_length(sum(m.numel for m in masters), bounds[-1], len(masters), save)
 
 
 def _pieces(starts: Sequence[int], tensors: Sequence[StoredTensor]) -> list[FlatPiece]:
     return [FlatPiece(start, tensor) for start, tensor in zip(starts, tensors, strict=True)]
+
+
+def _bounds(
+    partition: Partition, index: int, group: Mapping[str, tuple[int, ...]], save: Save
+) -> list[int]:
+    """Where each parameter of a flat group begins, and at last where the group ends."""
+    gaps = _alignment(partition, index, len(group), save)
+    sizes = (prod(shape) + gap for shape, gap in zip(group.values(), gaps, strict=True))
+    return list(accumulate(sizes, initial=0))
 
 
 def _alignment(partition: Partition, index: int, count: int, save: Save) -> Sequence[int]:
@@ -241,9 +253,7 @@ def _slices_agree(
     if not all(partition.get("param_slice_mappings") for partition in partitions):
         return must
     for index, group in enumerate(shapes):
-        gaps = _alignment(partitions[0], index, len(group), save)
-        ends = accumulate(prod(s) + gap for s, gap in zip(group.values(), gaps, strict=True))
-        offsets = dict(zip(group, [0, *ends], strict=False))
+        offsets = dict(zip(group, _bounds(partitions[0], index, group, save), strict=False))
         start = 0
         for rank, partition in enumerate(partitions):
             wrong = _first_elsewhere(partition["param_slice_mappings"][index], offsets, start)

@@ -54,6 +54,16 @@ def test_parameter_shapes_beside_the_optimizer(tmp_path: Path) -> None:
     assert weight_problems(ZERO2, source, tmp_path / "out.pt") == []
 
 
+def test_no_group_paddings(tmp_path: Path) -> None:
+    """Before 0.7.0 only the lengths tell that the last rank's states are padded."""
+    source = Path(shutil.copytree(ZERO2 / "ckpt", tmp_path / "source"))
+    for file in source.rglob("*_optim_states.pt"):
+        content = torch.load(file, weights_only=False)
+        content["optimizer_state_dict"].pop("group_paddings")
+        torch.save(content, file)
+    assert list(ckpt.diff(ckpt.open(ZERO2 / "ckpt"), ckpt.open(source))) == []
+
+
 def test_ten_and_more_ranks_are_in_the_order_of_numbers(tmp_path: Path) -> None:
     """Rank 10 comes after rank 2, also where names are sorted as text."""
     names = [f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(12)]

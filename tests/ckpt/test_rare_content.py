@@ -168,6 +168,17 @@ def test_keys_that_are_numbers_are_no_obstacle(tmp_path: Path) -> None:
     assert list(torch.load(tmp_path / "out.pt", weights_only=True)["model"]) == ["w"]
 
 
+def test_complex_weights_are_parameters(tmp_path: Path) -> None:
+    weight = nn.Parameter(torch.randn(3, 2, dtype=torch.cfloat))
+    optimizer = torch.optim.Adam([weight])
+    weight.abs().sum().backward()
+    optimizer.step()
+    state = {"model": {"w": weight.detach()}, "optimizer": optimizer.state_dict()}
+    torch.save(state, tmp_path / "job.pt")
+    found = ckpt.open(tmp_path / "job.pt")
+    assert (list(found.params), found.groups[0].fqns) == (["w"], ("w",))
+
+
 def test_a_chosen_model_is_told_to_have_the_optimizer(tmp_path: Path) -> None:
     model = nn.Linear(3, 3)
     optimizer = torch.optim.Adam(model.parameters())
