@@ -2,14 +2,170 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
+
+if TYPE_CHECKING:
+    from migrate.api import Result
+    from migrate.rule import Rule
+
+# libcst and the rules are imported when a command runs, so that `--help` is quick.
 
 
 @click.group(epilog="To convert a checkpoint, see `ckpt --help`.")
 @click.version_option(package_name="shardport", prog_name="migrate")
 def main() -> None:
-    """Moves PyTorch training scripts to distributed training.
+    """Moves PyTorch training scripts to distributed training."""
 
-    The rewriter is still being built and has no subcommands yet. This version of shardport
-    contains the checkpoint converter, `ckpt`.
+
+@main.command("rewrite")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--to", required=True, metavar="TARGET", help="ddp or fsdp (FSDP2, fully_shard).")
+@click.option("--entry", type=click.Path(path_type=Path), help="The file that is started.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write here, not in place.")
+@click.option("--diff", "show_diff", is_flag=True, help="Print a unified diff, write nothing.")
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 if edits would be made.")
+@click.option(
+    "--batch",
+    type=click.Choice(["global", "per-rank"]),
+    default="global",
+    show_default=True,
+    help="What the script's batch size means.",
+)
+@click.option(
+    "--bn",
+    type=click.Choice(["sync", "keep"]),
+    default="sync",
+    show_default=True,
+    help="SyncBatchNorm, or per-process statistics as under DataParallel.",
+)
+@click.option(
+    "--eval",
+    "evaluation",
+    type=click.Choice(["whole", "sharded"]),
+    default="whole",
+    show_default=True,
+    help="Whether every process evaluates everything, or its part.",
+)
+@click.option(
+    "--ckpt-keys",
+    type=click.Choice(["keep", "clean"]),
+    default="keep",
+    show_default=True,
+    help="Names in checkpoint files: as before, or without `module.`.",
+)
+@click.option(
+    "--save",
+    type=click.Choice(["full", "sharded"]),
+    default="full",
+    show_default=True,
+    help="Checkpoints as one file as before, or as DCP folders.",
+)
+@click.option("--wrap-class", multiple=True, metavar="NAME", help="A class of blocks to shard.")
+@click.option("--find-unused", is_flag=True, help="Pass find_unused_parameters=True.")
+@click.option("--safe-only", is_flag=True, help="Make only edits that are provably right.")
+@click.option("--todo", is_flag=True, help="Leave a comment where a human must look.")
+@click.option("--select", metavar="CODES", default="", help="Only these rules, e.g. MG2,MG301.")
+@click.option("--ignore", metavar="CODES", default="", help="Not these rules.")
+@click.option(
+    "--output-format", type=click.Choice(["text", "json", "github", "sarif"]), default="text"
+)
+@click.option("--quiet", is_flag=True, help="Print only what a human must look at.")
+def rewrite_command(
+    paths: tuple[Path, ...], to: str, entry: Path | None, output: Path | None, show_diff: bool,
+    check: bool, output_format: str, quiet: bool, **choices: Any,
+) -> None:  # fmt: skip
+    """Rewrite DataParallel training code in PATHS, in place.
+
+    PATHS are scripts or folders; the modules that a single script imports are followed. `-` reads
+    one script from stdin and writes the result to stdout. Exit codes: 0 nothing left for a human, 1
+    places that a human must look at (with --check: edits would be made), 2 bad input.
     """
+    from migrate.errors import MigrateError
+
+    try:
+        result, is_stdin = _result(paths, to, entry, choices)
+        if not (show_diff or check):
+            _emit(result, output, is_stdin)
+    except MigrateError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    _report(result, show_diff, output_format, quiet, to_stderr=is_stdin or show_diff)
+    edits = any(file.changed for file in result.files)
+    sys.exit(1 if result.manual or (check and edits) else 0)
+
+
+def _result(
+    paths: tuple[Path, ...], to: str, entry: Path | None, choices: dict[str, Any]
+) -> tuple[Result, bool]:
+    from migrate.api import Choice, rewrite
+    from migrate.rule import Options
+
+    def codes(text: str) -> tuple[str, ...]:
+        return tuple(code.strip().upper() for code in text.split(",") if code.strip())
+
+    options = Options(
+        batch=choices["batch"],
+        evaluation=choices["evaluation"],
+        batch_norm=choices["bn"],
+        ckpt_keys=choices["ckpt_keys"],
+        save=choices["save"],
+        wrap_classes=choices["wrap_class"],
+        find_unused=choices["find_unused"],
+    )
+    choice = Choice(
+        codes(choices["select"]), codes(choices["ignore"]), choices["safe_only"], choices["todo"]
+    )
+    is_stdin = paths == (Path("-"),)
+    contents = None
+    if is_stdin:
+        paths = (Path("stdin.py"),)
+        contents = {paths[0]: click.get_binary_stream("stdin").read()}
+    result = rewrite(paths, to, entry=entry, options=options, choice=choice, contents=contents)
+    return result, is_stdin
+
+
+def _emit(result: Result, output: Path | None, is_stdin: bool) -> None:
+    """Writes the new files, or the one from stdin to stdout."""
+    from migrate.api import write
+
+    if is_stdin and output is None:
+        click.get_binary_stream("stdout").write(result.files[0].after)
+    else:
+        write(result, output)
+
+
+def _report(
+    result: Result, show_diff: bool, output_format: str, quiet: bool, to_stderr: bool
+) -> None:
+    from migrate import report
+
+    if show_diff:
+        click.get_binary_stream("stdout").write(report.diff(result.files))
+    click.echo(report.render(result, output_format, quiet), nl=False, err=to_stderr)
+
+
+@main.command("rules")
+@click.argument("code", required=False)
+def show_rules(code: str | None) -> None:
+    """List the rules, or show the page of one."""
+    from migrate import registry
+
+    known = {rule.code: rule for rule in registry.rules()}
+    if code is None:
+        for rule in known.values():
+            click.echo(f"{rule.code}  {rule.title}")
+    elif code.upper() in known:
+        click.echo(_page(known[code.upper()]))
+    else:
+        click.echo(f"Error: no rule {code}; `migrate rules` lists them", err=True)
+        sys.exit(2)
+
+
+def _page(rule: Rule) -> str:
+    module = inspect.getmodule(type(rule))
+    return f"{rule.code}: {rule.title}\n\n{inspect.getdoc(module)}\n"

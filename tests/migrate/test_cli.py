@@ -11,14 +11,6 @@ from click.testing import CliRunner
 from migrate.cli import main
 
 
-def test_help_says_what_this_version_contains() -> None:
-    result = CliRunner().invoke(main, ["--help"])
-
-    assert result.exit_code == 0
-    assert "has no subcommands yet" in result.output
-    assert "ckpt" in result.output
-
-
 def test_version_is_the_version_of_the_distribution() -> None:
     result = CliRunner().invoke(main, ["--version"])
 

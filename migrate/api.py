@@ -1,0 +1,282 @@
+"""From files to findings and new texts: `rewrite` is what the command line and tests call.
+
+Nothing here prints or writes; `write` alone touches the disk, with all files or none.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import libcst as cst
+
+from migrate.edit import Conflict, Edit, Need, Text, apply, insert_before, lower
+from migrate.errors import MigrateError
+from migrate.facts import Facts
+from migrate.finding import Applicability, Finding
+from migrate.flow import Flow
+from migrate.project import Project, load_project
+from migrate.registry import rules, target
+from migrate.rule import Context, Options, Rule
+from migrate.source import Source
+
+_IGNORE = re.compile(rb"#\s*migrate:\s*ignore(?:\[([\w\s,]+)\])?")
+_SKIP = re.compile(rb"^\s*#\s*migrate:\s*skip-file", re.M)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which findings may edit: rules by code prefix, and how sure an edit has to be."""
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    safe_only: bool = False
+    todo: bool = False
+
+    def takes(self, code: str) -> bool:
+        """Whether a rule is among the chosen ones."""
+        chosen = not self.select or code.startswith(self.select)
+        return chosen and not (self.ignore and code.startswith(self.ignore))
+
+
+@dataclass(frozen=True)
+class FileResult:
+    """One file before and after, in its own encoding."""
+
+    path: Path
+    before: bytes
+    after: bytes
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything is different."""
+        return self.before != self.after
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was done to a program.
+
+    Attributes:
+        files: every file that was read, the entry first.
+        findings: applied and not applied, worst first.
+    """
+
+    target: str
+    entry: Path
+    files: tuple[FileResult, ...]
+    findings: tuple[Finding, ...] = field(default=())
+
+    @property
+    def manual(self) -> list[Finding]:
+        """The findings that a human must look at."""
+        return [f for f in self.findings if f.applicability is Applicability.MANUAL]
+
+
+def rewrite(
+    paths: Iterable[Path],
+    to: str,
+    *,
+    entry: Path | None = None,
+    options: Options | None = None,
+    choice: Choice | None = None,
+    contents: dict[Path, bytes] | None = None,
+) -> Result:
+    """The program in `paths`, moved to the target `to`. Nothing is written.
+
+    `contents` stands in for files that need not exist.
+
+    Raises:
+        MigrateError: bad input; the message names file and line.
+    """
+    chosen = choice or Choice()
+    project = load_project(paths, entry, contents)
+    context = _context(project, to, options or Options())
+    _refuse_what_is_no_training(context)
+    findings = [f for f in _findings(context, rules()) if chosen.takes(f.code)]
+    findings = [_limited(finding, chosen, project) for finding in findings]
+    findings = _without_orphans(findings)
+    findings, texts = _assembled(context, findings, chosen)
+    files = [_file(source, texts.get(source, source.text)) for source in project.sources]
+    return Result(to, project.entry.path, tuple(files), tuple(sorted(findings, key=_worst_first)))
+
+
+def _context(project: Project, to: str, options: Options) -> Context:
+    chosen = target(to)
+    flow = Flow(project)
+    return Context(project, flow, Facts(project, flow, chosen.snippets), chosen, options)
+
+
+def _refuse_what_is_no_training(context: Context) -> None:
+    facts = context.facts
+    if not facts.backwards:
+        raise MigrateError(
+            f"{context.project.entry.path}: no training loop found (nothing calls .backward()); "
+            "give the file that trains, or the folder it is in"
+        )
+
+
+def _findings(context: Context, every: Iterable[Rule]) -> list[Finding]:
+    found = []
+    for rule in every:
+        found += list(rule.check(context))
+    return found
+
+
+def _limited(finding: Finding, choice: Choice, project: Project) -> Finding:
+    """The finding as the options and the comments in the file allow it."""
+    source = next(s for s in project.sources if s.path == finding.path)
+    line = source.lines[finding.line - 1] if finding.line <= len(source.lines) else b""
+    ignored = _IGNORE.search(line)
+    codes = (ignored.group(1) or finding.code.encode()).decode() if ignored else ""
+    if finding.code in re.split(r"[\s,]+", codes) or _SKIP.search(source.data):
+        return replace(finding, edits=(), suppressed=True)
+    if choice.safe_only and finding.edits and finding.applicability is Applicability.POLICY:
+        return finding.without_edits("only safe edits were asked for")
+    return finding
+
+
+def _without_orphans(findings: list[Finding]) -> list[Finding]:
+    """Edits that need another rule's edits stay only if that rule made all of its own."""
+    blocked = {f.code for f in findings if f.suppressed or f.applicability is Applicability.MANUAL}
+    made = {f.code for f in findings if f.edits}
+    kept = []
+    for finding in findings:
+        missing = {code for code in finding.requires if code in blocked and code not in made}
+        if finding.edits and missing:
+            finding = finding.without_edits(f"needs {', '.join(sorted(missing))}")
+        kept.append(finding)
+    return kept
+
+
+def _assembled(
+    context: Context, findings: list[Finding], choice: Choice
+) -> tuple[list[Finding], dict[Source, str]]:
+    """The new texts; findings whose edits collide with earlier ones become manual."""
+    try:
+        return findings, _texts(context, findings, choice)
+    except Conflict:
+        pass
+    kept: list[Finding] = []
+    for finding in sorted(findings, key=lambda f: f.code):
+        try:
+            _texts(context, [*kept, finding], choice)
+        except Conflict as error:
+            finding = finding.without_edits(f"its edit meets another one at {error}")
+        kept.append(finding)
+    return kept, _texts(context, kept, choice)
+
+
+def _texts(context: Context, findings: list[Finding], choice: Choice) -> dict[Source, str]:
+    edits: dict[Source, list[Edit]] = {}
+    for finding in findings:
+        for edit in finding.edits:
+            edits.setdefault(edit.source, []).append(edit)
+    if choice.todo:
+        for comment in _todo_comments(context, findings):
+            edits.setdefault(comment.source, []).append(comment)
+    texts = {}
+    for source, each in edits.items():
+        needs = sorted({edit.name for edit in each if isinstance(edit, Need)})
+        definitions = context.facts.definitions[source].texts(needs)
+        text = apply(source, [*definitions, *lower(each)])
+        _check_syntax(source, text)
+        texts[source] = text
+    return texts
+
+
+def _todo_comments(context: Context, findings: list[Finding]) -> Iterator[Text]:
+    for finding in findings:
+        if finding.applicability is not Applicability.MANUAL or finding.suppressed:
+            continue
+        source = next(s for s in context.sources if s.path == finding.path)
+        comment = f"# TODO[migrate] {finding.code}: {finding.message}"
+        above = source.lines[finding.line - 2].decode() if finding.line > 1 else ""
+        statement = _statement_at(source, finding.line)
+        if comment.strip() != above.strip() and statement is not None:
+            yield insert_before(source, statement, [comment])
+
+
+def _statement_at(source: Source, line: int) -> cst.CSTNode | None:
+    kinds = (cst.SimpleStatementLine, cst.If, cst.For, cst.While, cst.With, cst.Try,
+             cst.FunctionDef, cst.ClassDef)  # fmt: skip
+    nodes = [node for kind in kinds for node in source.all(kind) if source.line_of(node) <= line]
+    return max(nodes, key=lambda node: source.span(node).start, default=None)
+
+
+def _check_syntax(source: Source, text: str) -> None:
+    """A rewritten file that does not parse is never handed out: it is a bug, and said to be one."""
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        raise MigrateError(
+            f"{source.path}: the rewritten text would not parse (its line {error.lineno}: "
+            f"{error.msg}); this is a bug in migrate, nothing was written"
+        ) from None
+
+
+def _file(source: Source, text: str) -> FileResult:
+    before = source.encode(source.text)
+    try:
+        return FileResult(source.path, before, source.encode(text))
+    except UnicodeEncodeError:
+        raise MigrateError(
+            f"{source.path}: its encoding {source.encoding} cannot hold the rewritten text"
+        ) from None
+
+
+_RANK = {Applicability.MANUAL: 0, Applicability.POLICY: 1, Applicability.SAFE: 2,
+         Applicability.INFO: 3}  # fmt: skip
+
+
+def _worst_first(finding: Finding) -> tuple[object, ...]:
+    effects = list(type(finding.effect))
+    place = (str(finding.path), finding.line, finding.column, finding.code)
+    return (_RANK[finding.applicability], effects.index(finding.effect), *place)
+
+
+def write(result: Result, output: Path | None = None) -> list[Path]:
+    """Writes the changed files, in place or below `output`; all of them or none.
+
+    Raises:
+        MigrateError: a file cannot be written; what was there before is there again.
+    """
+    changed = [file for file in result.files if file.changed or output is not None]
+    places = [_place(result, file, output) for file in changed]
+    written: list[tuple[Path, bytes | None]] = []
+    try:
+        for place, file in zip(places, changed, strict=True):
+            before = place.read_bytes() if place.exists() else None
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _replace_file(place, file.after)
+            written.append((place, before))
+    except OSError as error:
+        for place, before in written:
+            if before is None:
+                place.unlink()
+            else:
+                _replace_file(place, before)
+        problem = error.strerror or str(error)
+        raise MigrateError(f"{place}: cannot be written: {problem}; no file was changed") from None
+    return places
+
+
+def _place(result: Result, file: FileResult, output: Path | None) -> Path:
+    if output is None:
+        return file.path.resolve()
+    if len(result.files) == 1 and not output.is_dir() and output.suffix:
+        return output
+    root = result.entry.parent.resolve()
+    path = file.path.resolve()
+    return output / (path.relative_to(root) if path.is_relative_to(root) else path.name)
+
+
+def _replace_file(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.migrate")
+    temporary.write_bytes(content)
+    if path.exists():
+        temporary.chmod(path.stat().st_mode)
+    temporary.replace(path)

@@ -1,0 +1,193 @@
+"""The definitions that edits need, taken from `snippets/` as text, and where they go in a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import libcst as cst
+
+from migrate.edit import Text
+from migrate.names import Names
+from migrate.source import Source
+from migrate.syntax import dotted, is_docstring
+
+SNIPPETS = Path(__file__).parent / "snippets"
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One function or class of a snippet file.
+
+    Attributes:
+        text: its source, ending with a newline.
+        imports: for each imported name it uses, the statement that binds it.
+        uses: the other definitions it calls.
+    """
+
+    name: str
+    text: str
+    imports: dict[str, str]
+    uses: tuple[str, ...]
+
+
+@cache
+def definitions(files: tuple[str, ...]) -> dict[str, Definition]:
+    """The definitions of some snippet files, by name, in the order of the files."""
+    found: dict[str, Definition] = {}
+    imports: dict[str, str] = {}
+    parts: list[tuple[str, str, str]] = []
+    for file in files:
+        module = cst.parse_module((SNIPPETS / f"{file}.py").read_text())
+        for node in module.body:
+            if isinstance(node, cst.SimpleStatementLine):
+                for small in node.body:
+                    imports.update(_import_statements(module, small))
+            elif isinstance(node, cst.FunctionDef | cst.ClassDef):
+                bare = node.with_changes(leading_lines=[], lines_after_decorators=[])
+                text = module.code_for_node(bare).strip("\n") + "\n"
+                kind = "class" if isinstance(node, cst.ClassDef) else "def"
+                parts.append((node.name.value, text, kind))
+    names = {name for name, _, _ in parts}
+    for name, text, _ in parts:
+        # A chain's first name: `dist` in `dist.get_rank()`, not the `print` of `builtins.print`.
+        used = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", re.sub(r'"""[\s\S]*?"""|#.*', "", text)))
+        others = tuple(other for other in names if other in used and other != name)
+        needed = {bound: line for bound, line in imports.items() if bound in used}
+        found[name] = Definition(name, text, needed, others)
+    return found
+
+
+def _import_statements(module: cst.Module, node: cst.CSTNode) -> Iterator[tuple[str, str]]:
+    if not isinstance(node, cst.Import | cst.ImportFrom) or isinstance(node.names, cst.ImportStar):
+        return
+    for alias in node.names:
+        name = dotted(alias.name) or ""
+        bound = dotted(alias.asname.name) if alias.asname else None
+        text = f"{name} as {bound}" if bound else name
+        if isinstance(node, cst.ImportFrom):
+            yield bound or name, f"from {dotted(node.module)} import {text}"
+        else:
+            yield bound or name.partition(".")[0], f"import {text}"
+
+
+class Definitions:
+    """What one file already has of the definitions, and under which names it gets the others."""
+
+    def __init__(self, source: Source, names: Names, files: tuple[str, ...]) -> None:
+        self.source = source
+        self.names = names
+        self.available = definitions(files)
+        self.own = frozenset(self._own())
+
+    def _own(self) -> Iterator[cst.CSTNode]:
+        """Definitions of this file that an earlier run wrote, by their text."""
+        for node in self.source.module.body:
+            if isinstance(node, cst.FunctionDef | cst.ClassDef):
+                name = node.name.value.rstrip("_")
+                known = self.available.get(name)
+                if known and _same_text(known.text, self.source.code(node), name, node.name.value):
+                    yield node
+
+    def is_own(self, node: cst.CSTNode) -> bool:
+        """Whether a node stands in a definition that an earlier run wrote."""
+        return node in self.own or any(item in self.own for item in self.source.ancestors(node))
+
+    def name(self, wanted: str) -> str:
+        """The name under which this file has, or gets, a definition."""
+        own = [node.name.value for node in self.own]  # type: ignore[attr-defined]
+        for name in own:
+            if name.rstrip("_") == wanted:
+                return str(name)
+        taken = self.names.bound - set(own)
+        while wanted in taken:
+            wanted += "_"
+        return wanted
+
+    def texts(self, wanted: Iterable[str]) -> list[Text]:
+        """The edits that add the definitions `wanted`, and all they use, after the imports."""
+        present = {node.name.value.rstrip("_") for node in self.own}  # type: ignore[attr-defined]
+        needed = self._closure(wanted) - present
+        if not needed:
+            return []
+        ordered = [item for name, item in self.available.items() if name in needed]
+        imports = {bound: line for item in ordered for bound, line in item.imports.items()}
+        renames = {name: self.name(name) for name in self.available}
+        lines: list[str] = []
+        for bound, line in sorted(imports.items(), key=lambda item: item[1]):
+            if bound not in self.names.module_names:
+                lines.append(line + "\n")
+            elif not self._bound_by(bound, line):
+                renames[bound] = line.split()[1]
+                lines += [] if "torch" in self.names.module_names else ["import torch\n"]
+        for item in ordered:
+            lines.append("\n\n" + _renamed(item.text, renames))
+        return [self._place("".join(lines))]
+
+    def _closure(self, wanted: Iterable[str]) -> set[str]:
+        found: set[str] = set()
+        queue = list(wanted)
+        while queue:
+            name = queue.pop()
+            if name not in found:
+                found.add(name)
+                queue += self.available[name].uses
+        return found
+
+    def _bound_by(self, bound: str, line: str) -> bool:
+        """Whether the module's `bound` is what the import statement `line` would bind."""
+        given = self.names.imports.get(bound)
+        if given is None:
+            return False
+        words = line.split()
+        module = words[1] if words[0] == "import" else f"{words[1]}.{words[3]}"
+        full = ".".join(filter(None, (given.module, given.name)))
+        return full == module or (words[0] == "import" and full == module.partition(".")[0])
+
+    def _place(self, text: str) -> Text:
+        source = self.source
+        anchor = last_leading_import(source)
+        newline = source.newline
+        text = text.replace("\n", newline)
+        if anchor is None:
+            return Text(source, 0, 0, text.lstrip() + newline * 2, order=(-9, 0))
+        end = source.line_end(max(source.span(anchor).stop - 1, 0))
+        if not source.data[:end].endswith((b"\n", b"\r")):
+            text = newline + text
+        if source.data[end:].lstrip(b" \t")[:1] not in (b"", b"\n", b"\r"):
+            text += newline
+        return Text(source, end, end, text, order=(-9, 0))
+
+
+def _same_text(known: str, given: str, name: str, given_name: str) -> bool:
+    def shape(text: str) -> str:
+        return "".join(re.sub(r"\b(\w+?)_*\b", r"\1", text).split())
+
+    return shape(known) == shape(given.replace(given_name, name))
+
+
+def _renamed(text: str, renames: dict[str, str]) -> str:
+    for name, new in renames.items():
+        if name != new:
+            text = re.sub(rf"(?<![\w.]){re.escape(name)}(?=\W)", new, text)
+    return text
+
+
+def last_leading_import(source: Source) -> cst.CSTNode | None:
+    """The statement after which definitions go: the last import before anything is defined or run.
+
+    Without imports, the docstring.
+    """
+    last: cst.CSTNode | None = None
+    for statement in source.module.body:
+        if isinstance(statement, cst.FunctionDef | cst.ClassDef | cst.For | cst.While | cst.With):
+            break
+        if isinstance(statement, cst.If) and "__main__" in source.code(statement.test):
+            break
+        imports = source.inside(statement, cst.Import) + source.inside(statement, cst.ImportFrom)
+        if imports or (last is None and is_docstring(statement)):
+            last = statement
+    return last

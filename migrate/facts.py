@@ -1,0 +1,391 @@
+"""What a training program consists of: wraps, models, optimizers, loaders, steps, guards.
+
+Every fact is found once, for the whole program, and is a place in the original text. Facts say what
+is there; what should be there is a rule's business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import libcst as cst
+
+from migrate.definitions import Definitions
+from migrate.flow import Flow
+from migrate.names import Slot
+from migrate.project import Project, main_guard
+from migrate.source import Source
+from migrate.syntax import argument, dotted, method_name, receiver
+from migrate.values import Class, External, Function, Instance, Made, Value, Values
+
+DATA_PARALLEL = re.compile(r"^torch\.nn\.(parallel\.)?(data_parallel\.)?DataParallel$")
+FUNCTIONAL = re.compile(r"^torch\.nn\.(parallel\.)?(data_parallel\.)?data_parallel$")
+DISTRIBUTED = re.compile(
+    r"(^|\.)(DistributedDataParallel|DistributedDataParallelCPU|fully_shard|FullyShardedDataParallel)$"
+)
+_ITERATION = re.compile(r"(^|\.)(enumerate|iter|zip|cycle|islice|chain|reversed|t?qdm\w*|track)$")
+_OPTIMIZER = re.compile(
+    r"(Adam|SGD|Rprop|RMSprop|Adagrad|Adadelta|LBFGS|Adafactor|Optimizer|LAMB|create_optimizer)"
+)
+_RANK_WORD = re.compile(r"rank|is_main|is_master|main_process|master_process|get_rank", re.I)
+_READS = frozenset({"parameters", "named_parameters", "state_dict", "modules", "children"})
+
+
+@dataclass(frozen=True, eq=False)
+class Wrap:
+    """A call that makes a model parallel.
+
+    Attributes:
+        model: the expression that is wrapped.
+        inner: what that can be.
+        functional: `data_parallel(model, inputs)`, which wraps for one forward.
+        distributed: it is DistributedDataParallel or FSDP already.
+        custom: the project class, if it is a subclass of DataParallel.
+    """
+
+    source: Source
+    call: cst.Call
+    model: cst.BaseExpression | None
+    inner: Values
+    functional: bool = False
+    distributed: bool = False
+    custom: Class | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A place that takes batches from a loader: a `for`, or a call of `next`."""
+
+    source: Source
+    node: cst.For | cst.CompFor | cst.Call
+    trains: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Loader:
+    """A call that makes a DataLoader, and the places that take batches from it."""
+
+    source: Source
+    call: cst.Call
+    loops: tuple[Loop, ...]
+
+    @property
+    def trains(self) -> bool:
+        """Whether weights are trained on its batches."""
+        return any(loop.trains for loop in self.loops)
+
+
+class Facts:
+    """The facts of one project, found when they are first asked for."""
+
+    def __init__(self, project: Project, flow: Flow, files: tuple[str, ...]) -> None:
+        self.project = project
+        self.flow = flow
+        self.definitions = {s: Definitions(s, flow.names[s], files) for s in project.sources}
+
+    def calls(self) -> Iterator[tuple[Source, cst.Call]]:
+        """Every call of the program, without those in definitions an earlier run wrote."""
+        for source in self.project.sources:
+            own = self.definitions[source]
+            for call in source.all(cst.Call):
+                if not own.own or not own.is_own(call):
+                    yield source, call
+
+    def calls_of(self, pattern: str) -> list[tuple[Source, cst.Call]]:
+        """The calls of something external whose full name matches `pattern`."""
+        found = re.compile(pattern)
+        return [(s, call) for s, call in self.calls() if found.search(self.callee(s, call) or "")]
+
+    def callee(self, source: Source, call: cst.Call) -> str | None:
+        """The full name of what is called, if it is external: `torch.save`."""
+        return self.flow.qualified(source, call.func)
+
+    def uses_own(self, source: Source, name: str) -> list[cst.Call]:
+        """The calls, outside itself, of a definition an earlier run wrote."""
+        own = self.definitions[source]
+        written = own.name(name)
+        if not any(node.name.value == written for node in own.own):  # type: ignore[attr-defined]
+            return []
+        calls = source.find(cst.Call, lambda call: dotted(call.func) == written)
+        return [call for call in calls if not own.is_own(call)]
+
+    # Models
+
+    @cached_property
+    def wraps(self) -> list[Wrap]:
+        """The wraps, in the order of the files."""
+        return [wrap for source, call in self.calls() if (wrap := self._wrap(source, call))]
+
+    def _wrap(self, source: Source, call: cst.Call) -> Wrap | None:
+        arg = argument(call, "module", 0) or argument(call, "model", 0)
+        model = arg.value if arg else None
+        for callee in self.flow.of(source, call.func):
+            name = callee.name if isinstance(callee, External) else ""
+            custom = None
+            if isinstance(callee, Class):
+                names = self.flow.bases(callee)[1]
+                custom = callee
+                name = next(
+                    (n for n in names if DATA_PARALLEL.match(n) or DISTRIBUTED.search(n)), ""
+                )
+            if not (
+                DATA_PARALLEL.match(name) or FUNCTIONAL.match(name) or DISTRIBUTED.search(name)
+            ):
+                continue
+            is_functional = bool(FUNCTIONAL.match(name))
+            is_done = bool(DISTRIBUTED.search(name))
+            inner = self.flow.of(source, model)
+            return Wrap(source, call, model, inner, is_functional, is_done, custom)
+        return None
+
+    @cached_property
+    def own_wraps(self) -> list[tuple[Source, cst.Call]]:
+        """Calls of the wrapping functions that an earlier run wrote."""
+        return [
+            (source, call)
+            for source in self.project.sources
+            for name in ("wrap_model", "shard_model")
+            if name in self.definitions[source].available
+            for call in self.uses_own(source, name)
+        ]
+
+    @cached_property
+    def wrapped(self) -> Values:
+        """Every value that is a wrapper or is put into one."""
+        found: set[Value] = set()
+        for wrap in self.wraps:
+            found |= {v for v in wrap.inner if isinstance(v, Instance | Made)}
+            found.add(Made(wrap.source, wrap.call, self.callee(wrap.source, wrap.call) or ""))
+        for source, call in self.own_wraps:
+            found |= self.flow.of(source, call) | self.flow.of(source, call.args[0].value)
+        return frozenset(found)
+
+    def may_be_wrapped(self, source: Source, node: cst.CSTNode | None) -> bool:
+        """Whether an expression may be a wrapped model, or the model inside a wrapper."""
+        return bool(self.flow.of(source, node) & self.wrapped)
+
+    def is_module(self, value: Value) -> bool:
+        """Whether a value is a torch module."""
+        if isinstance(value, Instance):
+            return any(
+                "Module" in n or n.startswith("torch.nn.") for n in self.flow.bases(value.cls)[1]
+            )
+        return isinstance(value, Made) and bool(
+            value.name.startswith(("torch.nn.", "torchvision.models", "timm.", "transformers."))
+            or DATA_PARALLEL.match(value.name)
+        )
+
+    def models_in(self, source: Source, node: cst.CSTNode) -> Values:
+        """The modules whose parameters, modules or state an expression reads."""
+        found: set[Value] = set()
+        for call in source.inside(node, cst.Call):
+            if method_name(call) in _READS:
+                values = self.flow.of(source, receiver(call))
+                found |= {v for v in values if self.is_module(v) or v in self.wrapped}
+        return frozenset(found)
+
+    @cached_property
+    def optimizers(self) -> list[tuple[Source, cst.Call]]:
+        """The calls that make an optimizer."""
+        pattern = r"^(torch\.optim|apex\.optimizers|transformers(\.\w+)*|timm\.optim)\.\w+$"
+        return [
+            (source, call)
+            for source, call in self.calls_of(pattern)
+            if "lr_scheduler" not in (self.callee(source, call) or "")
+            and _OPTIMIZER.search(self.callee(source, call) or "")
+        ]
+
+    def is_optimizer(self, source: Source, node: cst.CSTNode | None) -> bool:
+        """Whether an expression may be an optimizer."""
+        made = {call for _, call in self.optimizers}
+        return any(value.node in made for value in self.flow.made_by(source, node))
+
+    # Steps
+
+    @cached_property
+    def backwards(self) -> list[tuple[Source, cst.Call]]:
+        """The `.backward()` calls."""
+        return [
+            (s, c) for s, c in self.calls() if method_name(c) in ("backward", "manual_backward")
+        ]
+
+    @cached_property
+    def callers(self) -> dict[cst.FunctionDef, list[tuple[Source, cst.Call]]]:
+        """For each function of the project, the calls of it."""
+        found: dict[cst.FunctionDef, list[tuple[Source, cst.Call]]] = {}
+        for source, call in self.calls():
+            for function in self.flow.callees.get(call, ()):
+                found.setdefault(function.node, []).append((source, call))
+        return found
+
+    @cached_property
+    def training_functions(self) -> frozenset[cst.FunctionDef]:
+        """The functions in which `backward()` is called, directly or through others."""
+        found: set[cst.FunctionDef] = set()
+        queue = [source.function_of(call) for source, call in self.backwards]
+        while queue:
+            function = queue.pop()
+            if function is None or function in found:
+                continue
+            found.add(function)
+            queue += [source.function_of(call) for source, call in self.callers.get(function, ())]
+        return frozenset(found)
+
+    def reaches_backward(self, source: Source, node: cst.CSTNode) -> bool:
+        """Whether running `node` calls `backward()`, directly or through project functions."""
+        if any(s is source and source.contains(node, call) for s, call in self.backwards):
+            return True
+        return any(
+            function.node in self.training_functions
+            for call in source.inside(node, cst.Call)
+            for function in self.flow.callees.get(call, ())
+        )
+
+    def loops_around(self, source: Source, node: cst.CSTNode) -> list[cst.For | cst.While]:
+        """The loops around a node in its function, the nearest first."""
+        found = []
+        function = source.function_of(node)
+        for item in source.ancestors(node):
+            if item is function:
+                break
+            if isinstance(item, cst.For | cst.While):
+                found.append(item)
+        return found
+
+    # Data
+
+    @cached_property
+    def loaders(self) -> list[Loader]:
+        """The calls that make a DataLoader."""
+        loops: dict[cst.CSTNode, list[Loop]] = {}
+        for source in self.project.sources:
+            for loop in self._loops(source):
+                iterable = (
+                    loop.node.args[0].value if isinstance(loop.node, cst.Call) else loop.node.iter
+                )
+                for call in self.loaders_of(source, iterable):
+                    loops.setdefault(call, []).append(loop)
+        return [
+            Loader(source, call, tuple(loops.get(call, ())))
+            for source, call in self.calls()
+            if self._is_loader_call(source, call)
+        ]
+
+    def _is_loader_call(self, source: Source, call: cst.Call) -> bool:
+        for callee in self.flow.of(source, call.func):
+            if isinstance(callee, External) and callee.name.endswith("DataLoader"):
+                return True
+            bases = self.flow.bases(callee)[1] if isinstance(callee, Class) else ()
+            if any(name.endswith("DataLoader") for name in bases):
+                return True
+        return False
+
+    def _loops(self, source: Source) -> Iterator[Loop]:
+        own = self.definitions[source]
+        every: list[cst.For | cst.CompFor] = [*source.all(cst.For), *source.all(cst.CompFor)]
+        for loop in every:
+            if not own.is_own(loop):
+                trains = isinstance(loop, cst.For) and self.reaches_backward(source, loop.body)
+                yield Loop(source, loop, trains or self._feeds_training(source, loop))
+        for call in source.all(cst.Call):
+            name = dotted(call.func)
+            is_next = (name == "next" and call.args) or method_name(call) in ("next", "__next__")
+            if is_next and not own.is_own(call):
+                target = call if name == "next" else None
+                if target is not None:
+                    around = self.loops_around(source, call)
+                    where: cst.CSTNode = around[0] if around else source.function_of(call) or call
+                    yield Loop(source, call, self.reaches_backward(source, where))
+
+    def _feeds_training(self, source: Source, loop: cst.CSTNode) -> bool:
+        """Whether a loop only yields batches, in a generator that a training loop iterates."""
+        function = source.function_of(loop)
+        if function is None or not source.inside(loop, cst.Yield):
+            return False
+        for user, call in self.callers.get(function, ()):
+            around = self.loops_around(user, call)
+            scope = user.function_of(call)
+            if any(self.reaches_backward(user, item) for item in around):
+                return True
+            if scope in self.training_functions:
+                return True
+        return False
+
+    def loaders_of(self, source: Source, node: cst.CSTNode | None, depth: int = 0) -> set[cst.Call]:
+        """The DataLoader calls whose batches an iterable gives, through enumerate, tqdm, iter …"""
+        found: set[cst.Call] = set()
+        if depth > 6:
+            return found
+        for value in self.flow.of(source, node):
+            call = value.node if isinstance(value, Made | Instance) else None
+            if isinstance(value, Made) and isinstance(call, cst.FunctionDef):
+                for loop in value.source.inside(call, cst.For):
+                    found |= self.loaders_of(value.source, loop.iter, depth + 1)
+            if not isinstance(call, cst.Call):
+                continue
+            if self._is_loader_call(value.source, call):  # type: ignore[union-attr]
+                found.add(call)
+            elif isinstance(value, Instance) or _ITERATION.search(value.name):  # type: ignore[union-attr]
+                for arg in call.args:
+                    found |= self.loaders_of(value.source, arg.value, depth + 1)  # type: ignore[union-attr]
+        return found
+
+    # The process
+
+    @property
+    def entry(self) -> Source:
+        """The file that is started."""
+        return self.project.entry
+
+    @property
+    def main_guard(self) -> cst.If | None:
+        """The entry's `if __name__ == "__main__":`."""
+        return main_guard(self.entry)
+
+    @cached_property
+    def process_groups(self) -> list[tuple[Source, cst.Call]]:
+        """The calls of `init_process_group`, without those an earlier run wrote."""
+        return self.calls_of(r"(^|\.)init_process_group$|(^|\.)init_distributed$")
+
+    def rank_guard(self, source: Source, node: cst.CSTNode) -> cst.If | None:
+        """The `if rank == 0:` around a node in its function, however it is spelled."""
+        inner = node
+        for item in source.ancestors(node):
+            if isinstance(item, cst.If) and inner is item.body and self._names_rank(source, item):
+                return item
+            if isinstance(item, cst.FunctionDef):
+                return None
+            inner = item
+        return None
+
+    @staticmethod
+    def _names_rank(source: Source, statement: cst.If) -> bool:
+        return bool(_RANK_WORD.search(source.code(statement.test)))
+
+    def only_called_guarded(self, source: Source, node: cst.CSTNode) -> bool:
+        """Whether every call of the function around `node` stands under a rank guard."""
+        function = source.function_of(node)
+        calls = self.callers.get(function, []) if function else []
+        return bool(calls) and all(self.rank_guard(s, call) for s, call in calls)
+
+    def slot(self, source: Source, node: cst.Name) -> Slot:
+        """The variable a name stands for."""
+        return self.flow.names[source].slot(node, node.value)
+
+    def reads_of(self, source: Source, name: cst.Name) -> list[cst.Name]:
+        """The other places of the file where the same variable is named."""
+        slot = self.slot(source, name)
+        nodes = [n for n in source.all(cst.Name) if n.value == name.value and n is not name]
+        return [node for node in nodes if self.slot(source, node) == slot]
+
+    def functions(self) -> Iterator[Function]:
+        """Every function of the project, without those an earlier run wrote."""
+        for source in self.project.sources:
+            own = self.definitions[source]
+            for node in source.all(cst.FunctionDef):
+                if not own.is_own(node):
+                    owner = source.parent(source.parent(node) or node)
+                    yield Function(source, node, owner if isinstance(owner, cst.ClassDef) else None)

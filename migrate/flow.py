@@ -1,0 +1,455 @@
+"""Which values reach which variable, across functions, classes and files.
+
+A points-to analysis in the style of Andersen: every assignment, loop, return and call says that
+the values of one expression are among those of a variable, and that is repeated until nothing is
+added. Order of execution is not considered, objects are told apart by the call that made them, and
+attributes by the class they belong to. So the answer is what *may* be there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import libcst as cst
+
+from migrate.names import Names, Slot, parameters
+from migrate.project import Project
+from migrate.source import Source
+from migrate.syntax import argument, dotted, method_name, receiver, string_value
+from migrate.values import (
+    NOTHING,
+    Class,
+    External,
+    File,
+    Function,
+    Instance,
+    Made,
+    Method,
+    Value,
+    Values,
+)  # fmt: skip
+
+_MAX_ROUNDS = 12
+SAME_OBJECT = frozenset(
+    (
+        "cuda", "cpu", "to", "train", "eval", "half", "float", "double", "bfloat16",
+        "requires_grad_", "apply", "share_memory", "to_empty", "type", "module",
+    )
+)  # fmt: skip
+"""Methods and attributes of a model that give the model, for all that matters here."""
+_SAME_AS_ARGUMENT = {
+    "torch.compile", "torch.jit.script", "list", "tuple", "getattr", "functools.partial",
+    "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "apex.parallel.convert_syncbn_model",
+}  # fmt: skip
+_CONTAINERS = (cst.Tuple, cst.List, cst.Dict, cst.ListComp, cst.DictComp, cst.Set)
+
+
+class Flow:
+    """The values of every expression of a project. Built once; after that it is only asked."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.names = {source: Names(source) for source in project.sources}
+        self.slots: defaultdict[Slot, set[Value]] = defaultdict(set)
+        self.callees: defaultdict[cst.Call, set[Function]] = defaultdict(set)
+        self._cache: dict[cst.CSTNode, Values] = {}
+        self._changed = True
+        for source in project.sources:
+            self._define(source)
+        for _ in range(_MAX_ROUNDS):
+            if not self._changed:
+                break
+            self._changed = False
+            self._cache.clear()
+            for source in project.sources:
+                self._pass(source)
+        self._cache.clear()
+
+    # What is asked
+
+    def of(self, source: Source, node: cst.CSTNode | None) -> Values:
+        """The values that an expression can have."""
+        if node is None:
+            return NOTHING
+        if node not in self._cache:
+            self._cache[node] = NOTHING  # a recursive question finds nothing new
+            self._cache[node] = frozenset(self._evaluate(source, node))
+        return self._cache[node]
+
+    def made_by(self, source: Source, node: cst.CSTNode | None) -> list[Made]:
+        """The external results among an expression's values."""
+        return [value for value in self.of(source, node) if isinstance(value, Made)]
+
+    def qualified(self, source: Source, node: cst.CSTNode | None) -> str | None:
+        """The full name of something external: `torch.nn.DataParallel` for `nn.DataParallel`."""
+        names = [v.name for v in self.of(source, node) if isinstance(v, External)]
+        return names[0] if len(names) == 1 else None
+
+    def bases(self, cls: Class) -> tuple[list[Class], set[str]]:
+        """A class and its bases in the project, nearest first; the names of its external bases."""
+        classes: list[Class] = []
+        names: set[str] = set()
+        queue = [cls]
+        while queue:
+            item = queue.pop(0)
+            if item not in classes:
+                classes.append(item)
+                values = [self.of(item.source, base.value) for base in item.node.bases]
+                queue += [v for each in values for v in each if isinstance(v, Class)]
+                names |= {v.name for each in values for v in each if isinstance(v, External)}
+        return classes, names
+
+    def method(self, cls: Class, name: str) -> Function | None:
+        """A method by its name, looked up in the class and its bases."""
+        for item in self.bases(cls)[0]:
+            for value in self.slots[Slot(item.node, name)]:
+                if isinstance(value, Function):
+                    return value
+        return None
+
+    # How it is built
+
+    def _add(self, slot: Slot, values: Iterable[Value]) -> None:
+        known = self.slots[slot]
+        before = len(known)
+        known.update(values)
+        self._changed |= len(known) != before
+
+    def _define(self, source: Source) -> None:
+        names = self.names[source]
+        for node in source.all(cst.FunctionDef):
+            owner = source.parent(source.parent(node) or node)
+            method_of = owner if isinstance(owner, cst.ClassDef) else None
+            slot = (
+                Slot(method_of, node.name.value) if method_of else names.slot(node, node.name.value)
+            )
+            self._add(slot, [Function(source, node, method_of)])
+            first = next(iter(parameters(node)), None)
+            is_static = any(dotted(d.decorator) == "staticmethod" for d in node.decorators)
+            if method_of and first and not is_static:
+                me = Instance(Class(source, method_of), source, None)
+                self._add(Slot(node, first.name.value), [me])
+        for cls in source.all(cst.ClassDef):
+            self._add(names.slot(cls, cls.name.value), [Class(source, cls)])
+
+    def _pass(self, source: Source) -> None:
+        for assign in source.all(cst.Assign):
+            for target in assign.targets:
+                self._bind(source, target.target, self.of(source, assign.value), assign.value)
+        for annotated in source.all(cst.AnnAssign):
+            values = self.of(source, annotated.value)
+            self._bind(source, annotated.target, values, annotated.value)
+        for walrus in source.all(cst.NamedExpr):
+            self._bind(source, walrus.target, self.of(source, walrus.value), walrus.value)
+        for loop in source.all(cst.For):
+            self._bind_loop(source, loop.target, loop.iter)
+        for part in source.all(cst.CompFor):
+            self._bind_loop(source, part.target, part.iter)
+        for item in source.all(cst.WithItem):
+            if item.asname is not None:
+                self._bind(source, item.asname.name, self.of(source, item.item), None)
+        self._results(source)
+        for function in source.all(cst.FunctionDef):
+            for parameter in parameters(function):
+                if parameter.default is not None:
+                    values = self.of(source, parameter.default)
+                    self._add(Slot(function, parameter.name.value), values)
+        for call in source.all(cst.Call):
+            self.of(source, call)
+
+    def _results(self, source: Source) -> None:
+        """What functions return and yield."""
+        for returned in source.all(cst.Return):
+            function = source.function_of(returned)
+            if function is not None:
+                self._add(Slot(function, "return"), self.of(source, returned.value))
+        for yielded in source.all(cst.Yield):
+            function = source.function_of(yielded)
+            if function is not None and isinstance(yielded.value, cst.BaseExpression):
+                self._add(Slot(function, "[*]"), self.of(source, yielded.value))
+
+    def _bind(
+        self, source: Source, target: cst.CSTNode, values: Values, value: cst.CSTNode | None
+    ) -> None:
+        match target:
+            case cst.Name():
+                self._add(self.names[source].slot(target, target.value), values)
+            case cst.Attribute():
+                slots = [
+                    self._attribute_slot(base, target.attr.value)
+                    for base in self.of(source, target.value)
+                ]
+                for slot in filter(None, slots):
+                    self._add(slot, values)
+            case cst.Subscript():
+                for base in self.of(source, target.value):
+                    for name in _keys(target):
+                        self._add(Slot(_identity(base), name), values)
+            case cst.Tuple() | cst.List():
+                self._bind_elements(source, target, values, value)
+
+    def _bind_elements(
+        self,
+        source: Source,
+        target: cst.Tuple | cst.List,
+        values: Values,
+        value: cst.CSTNode | None,
+    ) -> None:
+        for index, element in enumerate(target.elements):
+            if isinstance(value, cst.Tuple) and index < len(value.elements):
+                each = self.of(source, value.elements[index].value)
+            else:
+                each = self._elements(values, f"[{index}]")
+            self._bind(source, element.value, each, None)
+
+    def _bind_loop(self, source: Source, target: cst.CSTNode, iterable: cst.CSTNode) -> None:
+        called = self.qualified(source, iterable.func) if isinstance(iterable, cst.Call) else None
+        if isinstance(iterable, cst.Call) and called in ("enumerate", "zip"):
+            if not isinstance(target, cst.Tuple | cst.List):
+                return
+            skip = called == "enumerate"
+            for element, arg in zip(target.elements[skip:], iterable.args, strict=False):
+                self._bind_loop(source, element.value, arg.value)
+            return
+        self._bind(source, target, self._elements(self.of(source, iterable)), None)
+
+    def _elements(self, values: Values, name: str = "[*]") -> Values:
+        """What containers hold: at one key, or, without it, anywhere."""
+        found: set[Value] = set()
+        for value in values:
+            owner = _identity(value)
+            exact = self.slots.get(Slot(owner, name), set())
+            found |= exact or self.slots.get(Slot(owner, "[*]"), set())
+        return frozenset(found)
+
+    def _attribute_slot(self, base: Value, name: str) -> Slot | None:
+        if isinstance(base, File):
+            return Slot(base.source.module, name)
+        if isinstance(base, External | Function | Method):
+            return None
+        if isinstance(base, Instance | Class):
+            cls = base.cls if isinstance(base, Instance) else base
+            for item in self.bases(cls)[0][1:]:  # an attribute lives where a base class sets it
+                if self.slots.get(Slot(item.node, name)):
+                    return Slot(item.node, name)
+        return Slot(_identity(base), name)
+
+    # Expressions
+
+    def _evaluate(self, source: Source, node: cst.CSTNode) -> Iterator[Value]:
+        match node:
+            case cst.Name():
+                yield from self._name(source, node)
+            case cst.Attribute():
+                for base in self.of(source, node.value):
+                    yield from self._attribute(base, node.attr.value)
+            case cst.Call():
+                yield from self._call(source, node)
+            case cst.Subscript():
+                yield from self._subscript(source, node)
+            case cst.IfExp():
+                yield from self.of(source, node.body) | self.of(source, node.orelse)
+            case cst.BooleanOperation():
+                yield from self.of(source, node.left) | self.of(source, node.right)
+            case cst.NamedExpr():
+                yield from self.of(source, node.value)
+            case cst.Await():
+                yield from self.of(source, node.expression)
+            case _ if isinstance(node, _CONTAINERS):
+                yield self._container(source, node)
+
+    def _name(self, source: Source, node: cst.Name) -> Iterator[Value]:
+        names = self.names[source]
+        slot = names.slot(node, node.value)
+        yield from self.slots.get(slot, ())
+        if node.value in names.imports:
+            yield from self._imported(source, node.value)
+        elif slot.owner is source.module and slot not in self.slots:
+            starred = list(self._starred(source, node.value))
+            yield from starred
+            if not starred and node.value not in names.module_names:
+                yield External(node.value)  # a builtin
+
+    def _imported(self, source: Source, name: str) -> Iterator[Value]:
+        item = self.names[source].imports[name]
+        module = self.project.imported(source, item.module, item.level)
+        if item.name is None:
+            found = self.project.module(module)
+            yield File(found) if found else External(module)
+            return
+        submodule = self.project.module(f"{module}.{item.name}".lstrip("."))
+        home = self.project.module(module)
+        values = self.slots.get(Slot(home.module, item.name), ()) if home else ()
+        if values:
+            yield from values
+        elif home and item.name in self.names[home].imports and home is not source:
+            yield from self._imported(home, item.name)
+        elif submodule is not None:
+            yield File(submodule)
+        else:
+            yield External(f"{module}.{item.name}")
+
+    def _starred(self, source: Source, name: str) -> Iterator[Value]:
+        for item in self.names[source].starred:
+            home = self.project.module(self.project.imported(source, item.module, item.level))
+            if home is not None and home is not source:
+                yield from self.slots.get(Slot(home.module, name), ())
+                if name in self.names[home].imports:
+                    yield from self._imported(home, name)
+
+    def _attribute(self, base: Value, name: str) -> Iterator[Value]:
+        if isinstance(base, External):
+            yield External(f"{base.name}.{name}")
+            return
+        if isinstance(base, File) and name in self.names[base.source].imports:
+            yield from self._imported(base.source, name)
+        if isinstance(base, File):
+            submodule = [n for n, s in self.project.modules.items() if s is base.source]
+            for full in submodule:
+                found = self.project.module(f"{full}.{name}")
+                if found is not None:
+                    yield File(found)
+        if isinstance(base, Instance):
+            found_method = self.method(base.cls, name)
+            if found_method is not None:
+                yield Method(found_method, base)
+        if isinstance(base, Instance | Made) and name in SAME_OBJECT:
+            yield from self._inner(base) if name == "module" else (base,)
+        slot = self._attribute_slot(base, name)
+        if slot is not None:
+            yield from self.slots.get(slot, ())
+
+    def _inner(self, base: Instance | Made) -> Values:
+        """`.module` of a wrapper: what was wrapped; of anything else: the thing itself."""
+        if isinstance(base.node, cst.Call) and base.node.args:
+            inner = self.of(base.source, base.node.args[0].value)
+            if isinstance(base, Made) and base.name.endswith("DataParallel") and inner:
+                return inner
+        return frozenset([base])
+
+    def _subscript(self, source: Source, node: cst.Subscript) -> Iterator[Value]:
+        for base in self.of(source, node.value):
+            if isinstance(base, External):
+                yield External(f"{base.name}[]")
+            else:
+                yield from self._elements(frozenset([base]), _keys(node)[0])
+
+    def _container(self, source: Source, node: cst.CSTNode) -> Made:
+        made = Made(source, node, type(node).__name__.lower())
+        if isinstance(node, cst.ListComp):
+            self._add(Slot(node, "[*]"), self.of(source, node.elt))
+        elif isinstance(node, cst.DictComp):
+            self._add(Slot(node, "[*]"), self.of(source, node.value))
+        for index, element in enumerate(getattr(node, "elements", ())):
+            key = string_value(element.key) if isinstance(element, cst.DictElement) else None
+            values = self.of(source, element.value)
+            self._add(Slot(node, f"[{index if key is None else key!r}]"), values)
+            self._add(Slot(node, "[*]"), values)
+        return made
+
+    # Calls
+
+    def _call(self, source: Source, call: cst.Call) -> Iterator[Value]:
+        for callee in self.of(source, call.func):
+            yield from self._called(source, call, callee)
+        name = method_name(call)
+        for base in self.of(source, receiver(call)) if name else ():
+            if isinstance(base, Instance | Made) and name not in SAME_OBJECT:
+                owner = base.name if isinstance(base, Made) else base.cls.node.name.value
+                yield Made(source, call, f"{owner}().{name}")
+
+    def _called(self, source: Source, call: cst.Call, callee: Value) -> Iterator[Value]:
+        match callee:
+            case External():
+                yield from self._external(source, call, callee.name)
+            case Function():
+                yield from self._enter(source, call, callee, None)
+            case Method():
+                yield from self._enter(source, call, callee.function, callee.instance)
+            case Class():
+                instance = Instance(callee, source, call)
+                yield instance
+                self._enter_method(source, call, instance, "__init__")
+            case Instance():
+                if method_name(call) in SAME_OBJECT:
+                    yield callee
+                    return
+                yield from self._enter_method(source, call, callee, "__call__")
+                yield Made(source, call, "forward")
+            case Made():
+                yield callee if method_name(call) in SAME_OBJECT else Made(source, call, "forward")
+
+    def _enter_method(
+        self, source: Source, call: cst.Call, instance: Instance, name: str
+    ) -> Values:
+        function = self.method(instance.cls, name)
+        return self._enter(source, call, function, instance) if function else NOTHING
+
+    def _external(self, source: Source, call: cst.Call, name: str) -> Iterator[Value]:
+        first = call.args[0].value if call.args else None
+        if name in _SAME_AS_ARGUMENT:
+            yield from self.of(source, first)
+        elif name == "apex.amp.initialize" and first is not None:
+            values = [self.of(source, arg.value) for arg in call.args[:2]]
+            for index, each in enumerate(values):
+                self._add(Slot(call, f"[{index}]"), each)
+            yield Made(source, call, name)
+            yield from values[0]
+        else:
+            if name == "dict":
+                for arg in call.args:
+                    key = f"[{arg.keyword.value!r}]" if arg.keyword else "[*]"
+                    self._add(Slot(call, key), self.of(source, arg.value))
+            yield Made(source, call, name)
+
+    def _enter(
+        self, source: Source, call: cst.Call, function: Function, instance: Instance | None
+    ) -> Values:
+        """Binds the arguments; gives what the function returns."""
+        self.callees[call].add(function)
+        names = [p.name.value for p in parameters(function.node)]
+        if instance is not None and names:
+            self._add(Slot(function.node, names[0]), [instance])
+            names = names[1:]
+        for index, arg in enumerate(call.args):
+            name = arg.keyword.value if arg.keyword else None
+            if name is None and not arg.star and index < len(names):
+                name = names[index]
+            if name is not None:
+                self._add(Slot(function.node, name), self.of(source, arg.value))
+        found = set(self.slots.get(Slot(function.node, "return"), ()))
+        if Slot(function.node, "[*]") in self.slots:
+            found.add(Made(function.source, function.node, "generator"))
+        return frozenset(found)
+
+
+def _identity(value: Value) -> object:
+    """What a value's attributes and elements are filed under."""
+    match value:
+        case Instance():
+            return value.cls.node
+        case Made() | Class() | Function():
+            return value.node
+        case _:
+            return value
+
+
+def _keys(node: cst.Subscript) -> list[str]:
+    """The slots a subscript means: the one of a constant key, and that of any key."""
+    index = node.slice[0].slice if len(node.slice) == 1 else None
+    if isinstance(index, cst.Index):
+        text = string_value(index.value)
+        if text is not None:
+            return [f"[{text!r}]", "[*]"]
+        if isinstance(index.value, cst.Integer):
+            return [f"[{index.value.value}]", "[*]"]
+    return ["[*]"]
+
+
+def call_arguments(call: cst.Call, function: Function, name: str) -> cst.Arg | None:
+    """The argument of `call` that becomes the parameter `name` of `function`."""
+    names = [p.name.value for p in parameters(function.node)]
+    if function.owner is not None:
+        names = names[1:]
+    return argument(call, name, names.index(name) if name in names else None)

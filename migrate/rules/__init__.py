@@ -1,0 +1,1 @@
+"""The patterns that the rewriter knows, one file each."""

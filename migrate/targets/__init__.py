@@ -1,0 +1,1 @@
+"""The ways to train that scripts can be moved to, one file each."""

@@ -1,0 +1,14 @@
+"""FSDP2, `fully_shard`: one process per device, weights, gradients and optimizer state sharded."""
+
+from __future__ import annotations
+
+from migrate.rule import Target
+
+TARGET = Target(
+    name="fsdp",
+    title="FSDP2 (fully_shard)",
+    snippets=("common", "fsdp"),
+    wrap="shard_model",
+    has_wrapper=False,
+    shards=True,
+)
