@@ -219,7 +219,7 @@ def _check_syntax(source: Source, text: str) -> None:
 
 
 def _file(source: Source, text: str) -> FileResult:
-    before = source.encode(source.text)
+    before = source.encode(source.original)
     try:
         return FileResult(source.path, before, source.encode(text))
     except UnicodeEncodeError:

@@ -124,7 +124,7 @@ def _result(
     contents = None
     if is_stdin:
         paths = (Path("stdin.py"),)
-        contents = {paths[0]: click.get_binary_stream("stdin").read()}
+        contents = {paths[0]: sys.stdin.buffer.read()}
     result = rewrite(paths, to, entry=entry, options=options, choice=choice, contents=contents)
     return result, is_stdin
 
@@ -134,7 +134,7 @@ def _emit(result: Result, output: Path | None, is_stdin: bool) -> None:
     from migrate.api import write
 
     if is_stdin and output is None:
-        click.get_binary_stream("stdout").write(result.files[0].after)
+        sys.stdout.buffer.write(result.files[0].after)
     else:
         write(result, output)
 
@@ -145,7 +145,7 @@ def _report(
     from migrate import report
 
     if show_diff:
-        click.get_binary_stream("stdout").write(report.diff(result.files))
+        sys.stdout.buffer.write(report.diff(result.files))
     click.echo(report.render(result, output_format, quiet), nl=False, err=to_stderr)
 
 

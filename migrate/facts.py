@@ -15,6 +15,7 @@ import libcst as cst
 
 from migrate.definitions import Definitions
 from migrate.flow import Flow
+from migrate.loading import Loader, Loading
 from migrate.names import Slot
 from migrate.project import Project, main_guard
 from migrate.source import Source
@@ -26,7 +27,6 @@ FUNCTIONAL = re.compile(r"^torch\.nn\.(parallel\.)?(data_parallel\.)?data_parall
 DISTRIBUTED = re.compile(
     r"(^|\.)(DistributedDataParallel|DistributedDataParallelCPU|fully_shard|FullyShardedDataParallel)$"
 )
-_ITERATION = re.compile(r"(^|\.)(enumerate|iter|zip|cycle|islice|chain|reversed|t?qdm\w*|track)$")
 _OPTIMIZER = re.compile(
     r"(Adam|SGD|Rprop|RMSprop|Adagrad|Adadelta|LBFGS|Adafactor|Optimizer|LAMB|create_optimizer)"
 )
@@ -53,29 +53,6 @@ class Wrap:
     functional: bool = False
     distributed: bool = False
     custom: Class | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Loop:
-    """A place that takes batches from a loader: a `for`, or a call of `next`."""
-
-    source: Source
-    node: cst.For | cst.CompFor | cst.Call
-    trains: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Loader:
-    """A call that makes a DataLoader, and the places that take batches from it."""
-
-    source: Source
-    call: cst.Call
-    loops: tuple[Loop, ...]
-
-    @property
-    def trains(self) -> bool:
-        """Whether weights are trained on its batches."""
-        return any(loop.trains for loop in self.loops)
 
 
 class Facts:
@@ -157,6 +134,8 @@ class Facts:
         """Every value that is a wrapper or is put into one."""
         found: set[Value] = set()
         for wrap in self.wraps:
+            if wrap.functional:
+                continue
             found |= {v for v in wrap.inner if isinstance(v, Instance | Made)}
             found.add(Made(wrap.source, wrap.call, self.callee(wrap.source, wrap.call) or ""))
         for source, call in self.own_wraps:
@@ -258,80 +237,19 @@ class Facts:
     # Data
 
     @cached_property
+    def loading(self) -> Loading:
+        """Where loaders are made and read."""
+        return Loading(self)
+
+    @cached_property
     def loaders(self) -> list[Loader]:
         """The calls that make a DataLoader."""
-        loops: dict[cst.CSTNode, list[Loop]] = {}
-        for source in self.project.sources:
-            for loop in self._loops(source):
-                iterable = (
-                    loop.node.args[0].value if isinstance(loop.node, cst.Call) else loop.node.iter
-                )
-                for call in self.loaders_of(source, iterable):
-                    loops.setdefault(call, []).append(loop)
-        return [
-            Loader(source, call, tuple(loops.get(call, ())))
-            for source, call in self.calls()
-            if self._is_loader_call(source, call)
-        ]
+        return self.loading.loaders()
 
-    def _is_loader_call(self, source: Source, call: cst.Call) -> bool:
-        for callee in self.flow.of(source, call.func):
-            if isinstance(callee, External) and callee.name.endswith("DataLoader"):
-                return True
-            bases = self.flow.bases(callee)[1] if isinstance(callee, Class) else ()
-            if any(name.endswith("DataLoader") for name in bases):
-                return True
-        return False
-
-    def _loops(self, source: Source) -> Iterator[Loop]:
-        own = self.definitions[source]
-        every: list[cst.For | cst.CompFor] = [*source.all(cst.For), *source.all(cst.CompFor)]
-        for loop in every:
-            if not own.is_own(loop):
-                trains = isinstance(loop, cst.For) and self.reaches_backward(source, loop.body)
-                yield Loop(source, loop, trains or self._feeds_training(source, loop))
-        for call in source.all(cst.Call):
-            name = dotted(call.func)
-            is_next = (name == "next" and call.args) or method_name(call) in ("next", "__next__")
-            if is_next and not own.is_own(call):
-                target = call if name == "next" else None
-                if target is not None:
-                    around = self.loops_around(source, call)
-                    where: cst.CSTNode = around[0] if around else source.function_of(call) or call
-                    yield Loop(source, call, self.reaches_backward(source, where))
-
-    def _feeds_training(self, source: Source, loop: cst.CSTNode) -> bool:
-        """Whether a loop only yields batches, in a generator that a training loop iterates."""
-        function = source.function_of(loop)
-        if function is None or not source.inside(loop, cst.Yield):
-            return False
-        for user, call in self.callers.get(function, ()):
-            around = self.loops_around(user, call)
-            scope = user.function_of(call)
-            if any(self.reaches_backward(user, item) for item in around):
-                return True
-            if scope in self.training_functions:
-                return True
-        return False
-
-    def loaders_of(self, source: Source, node: cst.CSTNode | None, depth: int = 0) -> set[cst.Call]:
+    def loaders_of(self, source: Source, node: cst.CSTNode | None) -> set[cst.Call]:
         """The DataLoader calls whose batches an iterable gives, through enumerate, tqdm, iter …"""
-        found: set[cst.Call] = set()
-        if depth > 6:
-            return found
-        for value in self.flow.of(source, node):
-            call = value.node if isinstance(value, Made | Instance) else None
-            if isinstance(value, Made) and isinstance(call, cst.FunctionDef):
-                for loop in value.source.inside(call, cst.For):
-                    found |= self.loaders_of(value.source, loop.iter, depth + 1)
-            if not isinstance(call, cst.Call):
-                continue
-            if self._is_loader_call(value.source, call):  # type: ignore[union-attr]
-                found.add(call)
-            elif isinstance(value, Instance) or _ITERATION.search(value.name):  # type: ignore[union-attr]
-                for arg in call.args:
-                    found |= self.loaders_of(value.source, arg.value, depth + 1)  # type: ignore[union-attr]
-        return found
+        made = {loader.call for loader in self.loaders}
+        return self.loading.loaders_of(source, node) & made
 
     # The process
 

@@ -31,6 +31,8 @@ from migrate.values import (
 )  # fmt: skip
 
 _MAX_ROUNDS = 12
+MADE_BY = "loader()"
+"""The name of what a project's function gives that returns a DataLoader, one for each call of it."""
 SAME_OBJECT = frozenset(
     (
         "cuda", "cpu", "to", "train", "eval", "half", "float", "double", "bfloat16",
@@ -85,6 +87,16 @@ class Flow:
         """The full name of something external: `torch.nn.DataParallel` for `nn.DataParallel`."""
         names = [v.name for v in self.of(source, node) if isinstance(v, External)]
         return names[0] if len(names) == 1 else None
+
+    def elements(self, values: Values, key: str = "[*]") -> Values:
+        """What containers hold, at the key `['train']` or `[0]`, or anywhere."""
+        return self._elements(values, key)
+
+    def keys(self, value: Value) -> set[str]:
+        """The string keys under which something is put into a dict."""
+        owner = _identity(value)
+        names = [slot.name for slot in self.slots if slot.owner is owner]
+        return {name[2:-2] for name in names if name.startswith(("['", '["'))}
 
     def bases(self, cls: Class) -> tuple[list[Class], set[str]]:
         """A class and its bases in the project, nearest first; the names of its external bases."""
@@ -314,6 +326,7 @@ class Flow:
             found_method = self.method(base.cls, name)
             if found_method is not None:
                 yield Method(found_method, base)
+                return
         if isinstance(base, Instance | Made) and name in SAME_OBJECT:
             yield from self._inner(base) if name == "module" else (base,)
         slot = self._attribute_slot(base, name)
@@ -409,7 +422,8 @@ class Flow:
         """Binds the arguments; gives what the function returns."""
         self.callees[call].add(function)
         names = [p.name.value for p in parameters(function.node)]
-        if instance is not None and names:
+        is_static = any(dotted(d.decorator) == "staticmethod" for d in function.node.decorators)
+        if instance is not None and names and not is_static:
             self._add(Slot(function.node, names[0]), [instance])
             names = names[1:]
         for index, arg in enumerate(call.args):
@@ -421,6 +435,8 @@ class Flow:
         found = set(self.slots.get(Slot(function.node, "return"), ()))
         if Slot(function.node, "[*]") in self.slots:
             found.add(Made(function.source, function.node, "generator"))
+        if any(isinstance(v, Made) and v.name.endswith(("DataLoader", MADE_BY)) for v in found):
+            found.add(Made(source, call, MADE_BY))
         return frozenset(found)
 
 

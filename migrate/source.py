@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import codecs
 import io
+import re
 import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 from migrate.errors import SourceError
 from migrate.syntax import child_nodes
 
+_ASYNC_ARGUMENT = re.compile(r"([(,]\s*)async(\s*=(?!=))")
 Node = TypeVar("Node", bound=cst.CSTNode)
 Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
 Function = cst.FunctionDef
@@ -39,7 +41,12 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A parsed file. `path` is only a name here: nothing is read from or written to it."""
+    """A parsed file. `path` is only a name here: nothing is read from or written to it.
+
+    Attributes:
+        original: the text as it was, where `text` had to be repaired to be Python 3.
+        repaired: the lines, from 1, that were.
+    """
 
     path: Path
     text: str
@@ -48,6 +55,8 @@ class Source:
     module: cst.Module
     spans: dict[cst.CSTNode, Span]
     parents: dict[cst.CSTNode, cst.CSTNode]
+    original: str
+    repaired: tuple[int, ...] = ()
 
     @cached_property
     def data(self) -> bytes:
@@ -158,9 +167,8 @@ class Source:
 
     def siblings(self, statement: cst.CSTNode) -> list[cst.CSTNode]:
         """The statements of the block that `statement` is in, itself included."""
-        block = self.parents[statement]
-        body = getattr(block, "body", ())
-        return list(body)
+        body = getattr(self.parents[statement], "body", ())
+        return list(body) if isinstance(body, tuple | list) else [statement]
 
     @cached_property
     def _by_type(self) -> dict[type[cst.CSTNode], list[cst.CSTNode]]:
@@ -203,7 +211,8 @@ def parse_source(path: Path, content: bytes) -> Source:
     Raises:
         SourceError: not text in the declared encoding, or not Python 3.
     """
-    text, encoding, bom = _decode(path, content)
+    original, encoding, bom = _decode(path, content)
+    text, repaired = _without_async_arguments(original)
     try:
         module = cst.parse_module(text)
     except cst.ParserSyntaxError as error:
@@ -214,7 +223,17 @@ def parse_source(path: Path, content: bytes) -> Source:
         raise SourceError(path, None, "does not survive parsing unchanged; nothing was rewritten")
     positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(ByteSpanPositionProvider)
     spans = {node: Span(at.start, at.start + at.length) for node, at in positions.items()}
-    return Source(path, text, encoding, bom, module, spans, _parents(module))
+    parents = _parents(module)
+    return Source(path, text, encoding, bom, module, spans, parents, original, repaired)
+
+
+def _without_async_arguments(text: str) -> tuple[str, tuple[int, ...]]:
+    """`x.cuda(async=True)`, from before Python 3.7, with its name since torch 0.4."""
+    if not _ASYNC_ARGUMENT.search(text):
+        return text, ()
+    lines = text.splitlines(keepends=True)
+    repaired = [n for n, line in enumerate(lines, 1) if _ASYNC_ARGUMENT.search(line)]
+    return _ASYNC_ARGUMENT.sub(r"\1non_blocking\2", text), tuple(repaired)
 
 
 def _decode(path: Path, content: bytes) -> tuple[str, str, bytes]:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-import libcst as cst
-
 from migrate.api import Choice, Result, rewrite
-from migrate.definitions import definitions
+from migrate.definitions import Definitions
+from migrate.edit import Need
 from migrate.finding import Finding
+from migrate.names import Names
 from migrate.registry import target
 from migrate.rule import Options
+from migrate.source import parse_source
 
 PATH = Path("train.py")
 PREAMBLE = "import torch\nimport torch.nn as nn\nfrom torch.utils.data import DataLoader\n"
 """What `code` gets in front unless it has imports of its own."""
+STEP = "def unrelated_step(criterion):\n    criterion.backward()\n"
+"""What `code` gets behind it unless it trains."""
 
 
 def program(code: str) -> str:
@@ -24,7 +27,7 @@ def program(code: str) -> str:
     if "import torch" not in text:
         text = PREAMBLE + text
     if ".backward()" not in text:
-        text += "def unrelated_step(criterion):\n    criterion.backward()\n"
+        text += STEP
     return text
 
 
@@ -45,24 +48,21 @@ def run(
 
 
 def after(result: Result, name: str | None = None) -> str:
-    """The new text of a file (the entry), without the definitions that were added."""
+    """The new text of a file (the entry), without the imports and definitions that were added."""
     file = next(f for f in result.files if name in (None, f.path.name))
-    return body(file.after.decode(), result.target)
+    text = file.after.decode()
+    source = parse_source(file.path, file.before)
+    own = Definitions(source, Names(source), target(result.target).snippets)
+    edits = [edit for finding in result.findings for edit in finding.edits]
+    needs = {e.name for e in edits if isinstance(e, Need) and e.source.path == file.path}
+    for added in own.texts(needs):
+        text = text.replace(added.text, "", 1)
+    return body(text)
 
 
-def body(text: str, to: str) -> str:
-    """A text without the definitions that the target's edits added, and without the preamble."""
-    module = cst.parse_module(text)
-    known = {item.text.strip() for item in definitions(target(to).snippets).values()}
-    kept = []
-    for node in module.body:
-        bare = node.with_changes(leading_lines=[], lines_after_decorators=[]) if isinstance(
-            node, cst.FunctionDef | cst.ClassDef) else node  # fmt: skip
-        if module.code_for_node(bare).strip() not in known:
-            kept.append(node)
-    lines = module.with_changes(body=kept).code
-    added = "def unrelated_step(criterion):\n    criterion.backward()\n"
-    return lines.removeprefix(PREAMBLE).replace(added, "").strip("\n") + "\n"
+def body(text: str) -> str:
+    """A text without what `program` puts around a fragment."""
+    return text.removeprefix(PREAMBLE).replace(STEP, "").strip("\n") + "\n"
 
 
 def rewritten(

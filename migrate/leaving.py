@@ -1,0 +1,418 @@
+"""Where numbers of a batch leave a training step: printed, added up, kept, decided on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import libcst as cst
+
+from migrate.batchwise import SAME_VALUE, Batch, Batchwise, Kind, own_sum
+from migrate.facts import Facts
+from migrate.source import Source
+from migrate.syntax import dotted, literal, method_name, receiver
+
+_KEEPING = frozenset(
+    "update append add add_scalar add_scalars log set_postfix set_description info debug warning "
+    "plot line log_metric log_metrics format write critical error set_postfix_str".split()
+)
+_SHOWING = frozenset("print format info debug warning set_postfix set_description write log".split())
+_CHECKS = re.compile(r"^(torch|math|numpy)\.(isnan|isinf|isfinite)$")
+_WRITES = re.compile(
+    r"^(torch\.save|open|numpy\.save\w*|(json|pickle|yaml|joblib)\.dump|os\.(makedirs|mkdir|remove)"
+    r"|shutil\.\w+|torchvision\.utils\.save_image|matplotlib\.pyplot\.savefig|cv2\.imwrite)$"
+)
+_WRITING_METHODS = frozenset("write writerow writerows savefig to_csv save save_checkpoint".split())
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A number of a part of the batch that should be the whole batch's.
+
+    Attributes:
+        node: the expression that a call goes round.
+        phase: the condition under which the loop trains, if it also evaluates.
+        obstacle: why no call of all processes may stand here; empty if it may.
+        shown_only: it is only printed or logged.
+    """
+
+    source: Source
+    node: cst.BaseExpression
+    value: Batch
+    phase: str = ""
+    obstacle: str = ""
+    shown_only: bool = False
+
+
+class Reductions:
+    """Finds the numbers of a program."""
+
+    def __init__(self, facts: Facts, batchwise: Batchwise) -> None:
+        self.facts = facts
+        self.batchwise = batchwise
+
+    def all(self) -> Iterator[Reduction]:
+        """Every number, once, in the order of the files."""
+        for source in self.facts.project.sources:
+            wanted: dict[cst.CSTNode, cst.BaseExpression] = {}
+            for node in (*self._extracted(source), *self._left(source)):
+                for inner in self._targets(source, node):
+                    wanted.setdefault(inner, inner)
+            for node in sorted(wanted.values(), key=lambda item: source.span(item).start):
+                around = [item for item in source.ancestors(node) if item in wanted]
+                if not around:
+                    yield from self._reduction(source, node)
+
+    # Where numbers are made
+
+    def _extracted(self, source: Source) -> Iterator[cst.BaseExpression]:
+        """`.item()`, `float()` and the like, and what arithmetic makes of them."""
+        own = self.facts.definitions[source]
+        nodes = [*source.all(cst.Call), *source.all(cst.Subscript)]
+        for node in nodes:
+            if own.is_own(node) or self._in_helper(source, node):
+                continue
+            value = self.batchwise.of(source, node)
+            if not (value.is_local and value.number and value.kind is not Kind.COUNT):
+                continue
+            if isinstance(node, cst.Subscript) and not _is_legacy(node):
+                continue
+            outer = self._climb(source, node)
+            kind = self.batchwise.of(source, outer)
+            if _is_taken_apart(source, outer) or (kind.is_sum and _is_assigned(source, outer)):
+                continue
+            yield outer
+        for call in source.all(cst.Call):
+            value = self.batchwise.of(source, call)
+            if value.kind is Kind.METRIC and value.number and not own.is_own(call):
+                yield call
+        for assign in source.all(cst.Assign):
+            if self.batchwise.keeps_loss(source, assign) and not own.is_own(assign):
+                yield assign.value
+
+    def _climb(self, source: Source, node: cst.BaseExpression) -> cst.BaseExpression:
+        """The largest arithmetic around a number that combines it with others of the batch."""
+        best = current = node
+        for parent in source.ancestors(node):
+            if not isinstance(parent, cst.BinaryOperation):
+                break
+            other = parent.right if parent.left is current else parent.left
+            if not self.batchwise.of(source, parent).is_local:
+                break
+            if self.batchwise.of(source, other).is_local:
+                best = parent
+            current = parent
+        return best
+
+    # Where tensors and sums leave
+
+    def _left(self, source: Source) -> Iterator[cst.BaseExpression]:
+        own = self.facts.definitions[source]
+        for node in self._positions(source):
+            if own.is_own(node) or self._in_helper(source, node):
+                continue
+            if self.batchwise.of(source, node).is_local:
+                yield node
+
+    def _positions(self, source: Source) -> Iterator[cst.BaseExpression]:
+        for assign in source.all(cst.AugAssign):
+            if isinstance(assign.operator, cst.AddAssign | cst.SubtractAssign):
+                if not self._is_position(source, assign.target):
+                    yield from self._added(source, assign.target, assign.value)
+        for plain in source.all(cst.Assign):
+            added = own_sum(plain)
+            if added is not None and not self._is_position(source, plain.targets[0].target):
+                yield from self._added(source, plain.targets[0].target, added)
+        for call in source.all(cst.Call):
+            yield from self._passed(source, call)
+        for string in source.all(cst.FormattedStringExpression):
+            yield string.expression
+        for operation in source.all(cst.BinaryOperation):
+            if isinstance(operation.operator, cst.Modulo) and _is_text(operation.left):
+                yield from _flat(operation.right)
+        for comparison in source.all(cst.Comparison):
+            if _is_test(source, comparison):
+                parts = [comparison.left, *(item.comparator for item in comparison.comparisons)]
+                yield from (p for p in parts if self.batchwise.of(source, p).is_mean)
+
+    def _added(
+        self, source: Source, target: cst.BaseExpression, value: cst.BaseExpression
+    ) -> Iterator[cst.BaseExpression]:
+        if not self.batchwise.is_trained(source, target):
+            yield value
+
+    def _is_position(self, source: Source, target: cst.CSTNode) -> bool:
+        """Whether a count is used as a position: `buffer[start:start + n]`."""
+        if not isinstance(target, cst.Name):
+            return False
+        slot = self.facts.slot(source, target)
+        for subscript in source.all(cst.SubscriptElement):
+            for name in source.inside(subscript, cst.Name):
+                if name.value == target.value and self.facts.slot(source, name) == slot:
+                    return True
+        return False
+
+    def _passed(self, source: Source, call: cst.Call) -> Iterator[cst.BaseExpression]:
+        name = method_name(call) or dotted(call.func) or ""
+        full = self.facts.callee(source, call) or ""
+        if _CHECKS.match(full):
+            yield from (a.value for a in call.args if self.batchwise.of(source, a.value).is_mean)
+            return
+        is_statement = isinstance(source.parent(call), cst.Expr)
+        is_project = bool(self.facts.flow.callees.get(call)) and is_statement
+        if not (name == "print" or (method_name(call) in _KEEPING and not full.startswith("torch"))):
+            if not is_project or self._trains(source, call):
+                return
+        owner = receiver(call)
+        if owner is not None and self.batchwise.is_trained(source, owner):
+            return
+        for arg in call.args:
+            for value in _flat(arg.value):
+                kind = self.batchwise.of(source, value).kind
+                if kind is not Kind.COUNT or name in _SHOWING:
+                    if not (is_project and kind is Kind.SUM):
+                        yield value
+
+    def _trains(self, source: Source, call: cst.Call) -> bool:
+        """Whether a called function trains on what it is given."""
+        return self.facts.reaches_backward(source, call)
+
+    # What is enclosed
+
+    def _targets(self, source: Source, node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+        """The parts of a number that calls go round: as far inside as it stays the same."""
+        value = self.batchwise.of(source, node)
+        if value.kind is Kind.METRIC:
+            yield node
+        if not value.is_local:
+            return
+        if isinstance(node, cst.BinaryOperation):
+            sides = [self.batchwise.of(source, side) for side in (node.left, node.right)]
+            both_sums = all(side.is_sum for side in sides) and value.kind is Kind.RATIO
+            if both_sums or not all(side.is_local for side in sides):
+                for side in (node.left, node.right):
+                    yield from self._targets(source, side)
+                return
+        if isinstance(node, cst.UnaryOperation):
+            yield from self._targets(source, node.expression)
+            return
+        inner = self._tensor_of(source, node)
+        if inner is not None and self.batchwise.of(source, inner).is_local:
+            yield from self._targets(source, inner)
+            return
+        yield node
+
+    def _tensor_of(self, source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
+        """`x` in `x.detach().item()`, `float(x)`, `x.data`, `x.data[0]`."""
+        match node:
+            case cst.Call(func=cst.Attribute(attr=cst.Name(value=name))) if name in SAME_VALUE:
+                return node.func.value  # type: ignore[attr-defined,no-any-return]
+            case cst.Call(func=cst.Name(value="float" | "int" | "round")) if node.args:
+                return node.args[0].value
+            case cst.Attribute(attr=cst.Name(value="data")):
+                return node.value
+            case cst.Subscript() if _is_legacy(node):
+                return node.value
+        return None
+
+    # Whether a call of all processes may stand there
+
+    def _reduction(self, source: Source, node: cst.BaseExpression) -> Iterator[Reduction]:
+        value = self.batchwise.of(source, node)
+        if not self.batchwise.is_reduced_here(source, node, value):
+            return
+        phase, reason = self._phase(source, node, value), self._obstacle(source, node)
+        if phase is None:
+            phase, reason = "", reason or "in a loop that also evaluates"
+        if value.is_mean and not self._obstacle(source, node):
+            reason = ""
+        if value.kind is Kind.METRIC:
+            reason = "and the whole batch's cannot be computed from those of the parts"
+        guarded = self.facts.rank_guard(source, node) is not None
+        yield Reduction(source, node, value, phase, reason, guarded)
+
+    def _obstacle(self, source: Source, node: cst.CSTNode) -> str:
+        if self.facts.rank_guard(source, node) or self.facts.only_called_guarded(source, node):
+            return "and only one process comes here"
+        if self._is_written(source, node):
+            return "and only the main process writes it"
+        inner = node
+        for item in source.ancestors(node):
+            if isinstance(item, cst.FunctionDef | cst.Module):
+                break
+            if isinstance(item, cst.Lambda | cst.ExceptHandler):
+                return "and not every process need come here"
+            test = _condition(item, inner)
+            if test is not None and self._depends_on_data(source, test):
+                return f"and whether a process comes here depends on its data: {source.code(test)}"
+            inner = item
+        return ""
+
+    def _depends_on_data(self, source: Source, test: cst.CSTNode) -> bool:
+        for name in source.inside(test, cst.Name):
+            value = self.batchwise.of(source, name)
+            parent = source.parent(name)
+            if isinstance(parent, cst.Attribute) and parent.attr is name:
+                continue
+            counted = self._is_counted(source, name)
+            if value.kind in (Kind.DATA, Kind.SUM) and not counted:
+                return True
+            if value.kind is Kind.UNKNOWN and value.origins:
+                return True
+        return False
+
+    def _is_counted(self, source: Source, name: cst.Name) -> bool:
+        """`len(x)`, `x.size(0)`, `x.shape[0]`, `x is None`: no data is looked at."""
+        for item in source.ancestors(name):
+            value = self.batchwise.of(source, item)
+            if value.kind is Kind.COUNT:
+                return True
+            if isinstance(item, cst.Comparison):
+                return isinstance(item.comparisons[0].operator, cst.Is | cst.IsNot | cst.In)
+            if isinstance(item, cst.If | cst.While | cst.IfExp):
+                return False
+        return False
+
+    def _is_written(self, source: Source, node: cst.CSTNode) -> bool:
+        """Whether the statement writes a file, which only the main process does."""
+        for item in source.ancestors(node):
+            if isinstance(item, cst.Call):
+                full = self.facts.callee(source, item) or ""
+                name = method_name(item) or full
+                owner = dotted(receiver(item)) or ""
+                if _WRITES.match(full) or (name in _WRITING_METHODS and "tqdm" not in (owner + full)):
+                    return True
+                if any(self._writes(f.source, f.node) for f in self.facts.flow.callees.get(item, ())):
+                    return True
+            if isinstance(item, cst.With) and item.body is not node:
+                calls = [i.item for i in item.items if isinstance(i.item, cst.Call)]
+                if any(_WRITES.match(self.facts.callee(source, c) or "") for c in calls):
+                    return True
+            if isinstance(item, cst.FunctionDef):
+                return False
+        return False
+
+    def _writes(self, source: Source, function: cst.FunctionDef) -> bool:
+        return any(
+            _WRITES.match(self.facts.callee(source, call) or "")
+            for call in source.inside(function, cst.Call)
+        )
+
+    def _phase(self, source: Source, node: cst.CSTNode, value: Batch) -> str | None:
+        """The condition under which the batch's loop trains; None if it cannot be written here."""
+        for origin in value.origins:
+            home = next((s for s in self.facts.project.sources if origin in s.spans), source)
+            loop = origin if isinstance(origin, cst.For) else None
+            test = training_condition(self.facts, home, loop) if loop else ""
+            if test:
+                same = home is source and home.function_of(origin) is source.function_of(node)
+                return test if same else None
+        return ""
+
+    def _in_helper(self, source: Source, node: cst.CSTNode) -> bool:
+        """Whether a node is in a call that already reduces it."""
+        for item in source.ancestors(node):
+            if isinstance(item, cst.Call) and self.batchwise.is_reduced_by(source, item):
+                return True
+            if isinstance(item, cst.SimpleStatementLine):
+                return False
+        return False
+
+
+def training_condition(facts: Facts, source: Source, loop: cst.For) -> str:
+    """`phase == "train"`, where a loop goes backward only under it; empty if it always does."""
+    calls = [c for s, c in facts.backwards if s is source and source.contains(loop.body, c)]
+    found: set[str] = set()
+    for call in calls:
+        tests = [
+            (item, inner)
+            for item, inner in _path(source, call, loop)
+            if isinstance(item, cst.If) and inner is not item.test
+        ]
+        outer = [(i, n) for i, n in tests if _is_invariant(facts, source, i.test, loop)]
+        if not outer:
+            return ""
+        item, inner = outer[-1]
+        text = " ".join(source.code(item.test).split())
+        found.add(f"({text})" if inner is item.body else f"not ({text})")
+    return found.pop() if len(found) == 1 else ""
+
+
+def _path(
+    source: Source, node: cst.CSTNode, stop: cst.CSTNode
+) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
+    inner = node
+    for item in source.ancestors(node):
+        if item is stop:
+            return
+        yield item, inner
+        inner = item
+
+
+def _is_invariant(facts: Facts, source: Source, test: cst.CSTNode, loop: cst.For) -> bool:
+    """Whether a condition is made of variables that the loop does not set."""
+    names = source.inside(test, cst.Name)
+    targets = {n.value for n in source.inside(loop.target, cst.Name)}
+    for kind in (cst.Assign, cst.AugAssign, cst.For):
+        for node in source.inside(loop.body, kind):
+            target = node.targets[0].target if isinstance(node, cst.Assign) else node.target
+            targets |= {n.value for n in source.inside(target, cst.Name)}
+    calls = source.inside(test, cst.Call)
+    return bool(names) and not calls and not any(name.value in targets for name in names)
+
+
+def _condition(item: cst.CSTNode, inner: cst.CSTNode) -> cst.CSTNode | None:
+    """What decides whether `inner`, a part of `item`, runs, or how often."""
+    match item:
+        case cst.If() | cst.While() | cst.IfExp() if inner is not item.test:
+            return item.test
+        case cst.For() if inner is item.body and isinstance(item.iter, cst.Name | cst.Attribute):
+            return None
+        case cst.BooleanOperation() if inner is item.right:
+            return item.left
+    return None
+
+
+def _is_legacy(node: cst.Subscript) -> bool:
+    """`x.data[0]`."""
+    is_data = isinstance(node.value, cst.Attribute) and node.value.attr.value == "data"
+    index = node.slice[0].slice if len(node.slice) == 1 else None
+    return is_data and isinstance(index, cst.Index) and literal(index.value) == 0
+
+
+def _is_assigned(source: Source, node: cst.CSTNode) -> bool:
+    """Whether a number is put into a variable as it is, so that later uses tell what it is."""
+    parent = source.parent(node)
+    return isinstance(parent, cst.Assign | cst.AnnAssign) and (
+        not isinstance(parent, cst.Assign) or own_sum(parent) is None
+    )
+
+
+def _is_taken_apart(source: Source, node: cst.CSTNode) -> bool:
+    """`a, b = f(x)`: the numbers are `a` and `b`."""
+    parent = source.parent(node)
+    return isinstance(parent, cst.Assign) and isinstance(parent.targets[0].target, cst.Tuple | cst.List)
+
+
+def _is_text(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.SimpleString | cst.ConcatenatedString | cst.FormattedString)
+
+
+def _is_test(source: Source, node: cst.CSTNode) -> bool:
+    for item in source.ancestors(node):
+        if isinstance(item, cst.If | cst.While | cst.Assert):
+            return source.contains(item.test, node)
+        if isinstance(item, cst.BaseSmallStatement | cst.BaseCompoundStatement):
+            return False
+    return False
+
+
+def _flat(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """The elements of tuples, lists and dicts that are written out."""
+    if isinstance(node, cst.Tuple | cst.List | cst.Dict):
+        for element in node.elements:
+            yield from _flat(element.value)
+    else:
+        yield node
+

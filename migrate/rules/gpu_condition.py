@@ -1,0 +1,89 @@
+"""DataParallel is used only if some number, list or switch of GPUs says so.
+
+Why it matters: under torchrun the number of processes decides. A condition on a GPU list that is
+false would leave every process with a model of its own, trained on its part of the data, unsaid.
+
+Safety: safe. With several processes the model is made parallel whatever the condition says; with
+one process the condition means what it meant. Names are used here to recognise such conditions
+(gpu, cuda, device, parallel); conditions on the number of GPUs itself are MG104's.
+
+Before::
+
+    model = nn.Linear(2, 2)
+    if len(args.gpu_ids) > 1:
+        model = nn.DataParallel(model)
+
+After::
+
+    model = nn.Linear(2, 2)
+    if process_count() > 1 or (len(args.gpu_ids) > 1):
+        model = nn.DataParallel(model)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from migrate.edit import enclose
+from migrate.facts import Wrap
+from migrate.finding import Applicability, Finding
+from migrate.rule import Context, Rule
+from migrate.source import Source
+
+_GPU = re.compile(r"gpu|cuda|device|parallel|multi|distribut", re.I)
+
+
+class GpuCondition(Rule):
+    """Finds `if` and conditional expressions that decide whether a model is wrapped."""
+
+    code = "MG202"
+    title = "DataParallel depends on a GPU list or switch"
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """One finding for every condition."""
+        seen: set[cst.CSTNode] = set()
+        for wrap in context.facts.wraps:
+            if wrap.distributed or wrap.functional:
+                continue
+            for test in _tests(wrap):
+                code = wrap.source.code(test)
+                done = "process_count()" in code or counts_gpus(context, wrap.source, test)
+                if test not in seen and not done and _GPU.search(code):
+                    seen.add(test)
+                    yield self._condition(context, wrap, test)
+
+    def _condition(self, context: Context, wrap: Wrap, test: cst.BaseExpression) -> Finding:
+        source = wrap.source
+        name, need = context.helper(source, "process_count")
+        edits = [*enclose(source, test, f"{name}() > 1 or (", ")"), need]
+        message = (
+            f"with several processes the model is parallel, also if {source.code(test)} is false"
+        )
+        return self.finding(source, test, message, edits, Applicability.SAFE)
+
+
+def counts_gpus(context: Context, source: Source, test: cst.BaseExpression) -> bool:
+    """Whether a condition is on `torch.cuda.device_count()`, or on a variable that holds it."""
+    nodes = [
+        node for kind in (cst.Name, cst.Attribute, cst.Call) for node in source.inside(test, kind)
+    ]
+    return any(
+        made.name == "torch.cuda.device_count"
+        for node in nodes
+        for made in context.flow.made_by(source, node)
+    )
+
+
+def _tests(wrap: Wrap) -> Iterator[cst.BaseExpression]:
+    """The conditions under which, being true, the wrap is reached in its function."""
+    source, inner = wrap.source, wrap.call
+    child: cst.CSTNode = inner
+    for item in source.ancestors(inner):
+        if isinstance(item, cst.FunctionDef):
+            return
+        if isinstance(item, cst.If | cst.IfExp) and child is item.body:
+            yield item.test
+        child = item
