@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import libcst as cst
+
 from migrate.edit import Need
-from migrate.models import repeated_blocks
+from migrate.facts import Wrap
+from migrate.models import may_have_batch_norm, models_of_optimizer, repeated_blocks
 from migrate.rule import Context
 from migrate.source import Source
+from migrate.syntax import dotted, method_name, receiver
 from migrate.values import Instance, Values
 
 CONVERT = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
@@ -26,3 +30,57 @@ def wrap_text(context: Context, source: Source, model: str, values: Values) -> t
     """A call that makes `model` parallel, and what it needs."""
     name, need = context.helper(source, context.target.wrap)
     return f"{name}({', '.join([model, *wrap_options(context, values)])})", need
+
+
+def base_name(model: cst.BaseExpression | None) -> str | None:
+    """`model` for `model.cuda()`: what can be written above."""
+    while isinstance(model, cst.Call) and method_name(model) in ("cuda", "to"):
+        model = receiver(model)
+    return dotted(model)
+
+
+def early_optimizer(context: Context, wrap: Wrap) -> cst.CSTNode | None:
+    """The first statement above the wrap, in its function, that makes an optimizer of its model.
+
+    It would train weights that are no longer the model's, where the target shards them.
+    """
+    source, facts = wrap.source, context.facts
+    if not context.target.shards:
+        return None
+    model_values = {*wrap.inner, *facts.flow.of(source, wrap.call)}
+    makers = [
+        (home, call)
+        for home, call in facts.optimizers
+        if models_of_optimizer(facts, home, call) & model_values
+    ]
+    function = source.function_of(wrap.call)
+    before = [
+        source.statement_of(call)
+        for call in source.all(cst.Call)
+        if source.function_of(call) is function
+        and source.span(call).start < source.span(wrap.call).start
+        and _makes(context, source, call, makers)
+    ]
+    return before[0] if before else None
+
+
+def _makes(
+    context: Context, source: Source, call: cst.Call, makers: list[tuple[Source, cst.Call]]
+) -> bool:
+    """Whether a call makes one of the optimizers, itself or in the function it calls."""
+    if any(made is call for _, made in makers):
+        return True
+    called = {function.node for function in context.flow.callees.get(call, ())}
+    return any(home.function_of(made) in called for home, made in makers)
+
+
+def synchronises(context: Context, wrap: Wrap) -> bool:
+    """Whether BatchNorm of what is wrapped is to be synchronised over the processes."""
+    if context.options.batch_norm == "keep" or wrap.functional or wrap.custom is not None:
+        return False
+    if wrap.model is None or not may_have_batch_norm(context.facts, wrap.inner):
+        return False
+    for source, call in context.facts.calls_of(r"convert_sync(_)?batchnorm|convert_syncbn_model"):
+        if call.args and context.flow.of(source, call.args[0].value) & wrap.inner:
+            return False
+    return True

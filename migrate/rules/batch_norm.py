@@ -23,12 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from migrate.edit import enclose
+from migrate.edit import Edit, enclose
 from migrate.facts import Wrap
 from migrate.finding import Applicability, Effect, Finding
-from migrate.models import may_have_batch_norm, submodule_wraps
+from migrate.models import submodule_wraps
 from migrate.rule import Context, Rule
-from migrate.rules._wrapping import CONVERT
+from migrate.rules._wrapping import CONVERT, early_optimizer, synchronises
 
 _ASSUMPTION = (
     "BatchNorm statistics over the whole batch are wanted (SyncBatchNorm); --bn keep normalises "
@@ -44,30 +44,19 @@ class BatchNormOfParts(Rule):
 
     def check(self, context: Context) -> Iterator[Finding]:
         """One finding for every such wrap."""
-        if context.options.batch_norm == "keep":
-            return
         parts = submodule_wraps(context.facts)
         for wrap in context.facts.wraps:
-            if wrap.functional or wrap.custom or wrap in parts or wrap.model is None:
-                continue
-            if may_have_batch_norm(context.facts, wrap.inner) and not _is_converted(context, wrap):
+            if wrap not in parts and synchronises(context, wrap):
                 yield self._convert(context, wrap)
 
     def _convert(self, context: Context, wrap: Wrap) -> Finding:
-        assert wrap.model is not None
-        source = wrap.source
-        message = f"BatchNorm of {source.code(wrap.model)} is synchronised over the processes"
-        edits = enclose(source, wrap.model, f"{CONVERT}(", ")")
+        source, model = wrap.source, wrap.model or wrap.call
+        message = f"BatchNorm of {source.code(model)} is synchronised over the processes"
         _, need = context.helper(source, context.target.wrap)
+        edits: list[Edit] = [need]
+        if early_optimizer(context, wrap) is None:  # else it is part of the wrap above that
+            edits += enclose(source, model, f"{CONVERT}(", ")")
         return self.finding(
-            source, wrap.call, message, [*edits, need], Applicability.POLICY,
+            source, wrap.call, message, edits, Applicability.POLICY,
             effect=Effect.BETTER, assumption=_ASSUMPTION,
         )  # fmt: skip
-
-
-def _is_converted(context: Context, wrap: Wrap) -> bool:
-    """Whether the program converts a model that may be this one."""
-    for source, call in context.facts.calls_of(r"convert_sync(_)?batchnorm|convert_syncbn_model"):
-        if call.args and context.flow.of(source, call.args[0].value) & wrap.inner:
-            return True
-    return False

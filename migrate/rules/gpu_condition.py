@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.edit import enclose
+from migrate.edit import Edit, enclose
 from migrate.facts import Wrap
 from migrate.finding import Applicability, Finding
 from migrate.rule import Context, Rule
@@ -58,18 +58,15 @@ class GpuCondition(Rule):
     def _condition(self, context: Context, wrap: Wrap, test: cst.BaseExpression) -> Finding:
         source = wrap.source
         name, need = context.helper(source, "process_count")
-        edits = [*enclose(source, test, f"{name}() > 1 or (", ")"), need]
-        message = (
-            f"with several processes the model is parallel, also if {source.code(test)} is false"
-        )
+        edits: list[Edit] = [*enclose(source, test, f"{name}() > 1 or (", ")"), need]
+        message = f"several processes make the model parallel whatever {source.code(test)} is"
         return self.finding(source, test, message, edits, Applicability.SAFE)
 
 
 def counts_gpus(context: Context, source: Source, test: cst.BaseExpression) -> bool:
     """Whether a condition is on `torch.cuda.device_count()`, or on a variable that holds it."""
-    nodes = [
-        node for kind in (cst.Name, cst.Attribute, cst.Call) for node in source.inside(test, kind)
-    ]
+    nodes: list[cst.CSTNode] = [*source.inside(test, cst.Name), *source.inside(test, cst.Call)]
+    nodes += source.inside(test, cst.Attribute)
     return any(
         made.name == "torch.cuda.device_count"
         for node in nodes

@@ -23,14 +23,26 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.edit import Edit, Text, add_argument, insert_before, remove_argument, replace
+from migrate.edit import (
+    Edit,
+    Text,
+    add_argument,
+    delete_statement,
+    insert_before,
+    remove_argument,
+    replace,
+)
 from migrate.facts import Wrap
 from migrate.finding import Applicability, Finding
-from migrate.models import models_of_optimizer, submodule_wraps
+from migrate.models import submodule_wraps
 from migrate.rule import Context, Rule
-from migrate.rules._wrapping import wrap_options
-from migrate.source import Source
-from migrate.syntax import dotted, method_name, receiver
+from migrate.rules._wrapping import (
+    CONVERT,
+    base_name,
+    early_optimizer,
+    synchronises,
+    wrap_options,
+)
 
 
 class DataParallelWrap(Rule):
@@ -49,9 +61,9 @@ class DataParallelWrap(Rule):
     def _wrap(self, context: Context, wrap: Wrap) -> Finding:
         source, model = wrap.source, wrap.source.code(wrap.model or wrap.call)
         options = wrap_options(context, wrap.inner)
-        early = _earlier_optimizer(context, wrap) if context.target.shards else None
+        early = early_optimizer(context, wrap)
         name, need = context.helper(source, context.target.wrap)
-        base = _base_name(wrap.model)
+        base = base_name(wrap.model)
         message = f"makes {model} parallel: {context.target.title}"
         if early is None or base is None:
             edits: list[Edit] = [replace(source, wrap.call.func, name), need]
@@ -64,7 +76,8 @@ class DataParallelWrap(Rule):
                                     f"train the sharded {model}", edits,
                                     Applicability.MANUAL, advice=advice)  # fmt: skip
             return self.finding(source, wrap.call, message, edits)
-        arguments = ", ".join([base, *options])
+        model = f"{CONVERT}({base})" if synchronises(context, wrap) else base
+        arguments = ", ".join([model, *options])
         edits = [*_unwrapped(wrap), insert_before(source, early, [f"{name}({arguments})"]), need]
         message += f", above the optimizer of line {source.line_of(early)}"
         return self.finding(source, wrap.call, message, edits)
@@ -78,55 +91,16 @@ def _device_arguments(wrap: Wrap) -> list[cst.Arg]:
     ]
 
 
-def _base_name(model: cst.BaseExpression | None) -> str | None:
-    """`model` for `model.cuda()`: what can be written above."""
-    while isinstance(model, cst.Call) and method_name(model) in ("cuda", "to"):
-        model = receiver(model)
-    return dotted(model)
-
-
 def _unwrapped(wrap: Wrap) -> Iterator[Text]:
-    """`DataParallel(model, …)` becomes `model`."""
+    """`DataParallel(model, …)` becomes `model`; `model = model` goes."""
     source = wrap.source
     if wrap.model is None:
+        return
+    statement = source.statement_of(wrap.call)
+    if source.code(statement) == f"{source.code(wrap.model)} = {source.code(wrap.call)}":
+        yield delete_statement(source, statement)
         return
     start, stop = source.span(wrap.call)
     inner = source.span(wrap.model)
     yield Text(source, start, inner.start, "")
     yield Text(source, inner.stop, stop, "")
-
-
-def _earlier_optimizer(context: Context, wrap: Wrap) -> cst.CSTNode | None:
-    """The first statement above the wrap, in its function, that makes an optimizer of its model."""
-    source, facts = wrap.source, context.facts
-    model_values = {*wrap.inner, *facts.flow.of(source, wrap.call)}
-    makers = [
-        (home, call)
-        for home, call in facts.optimizers
-        if models_of_optimizer(facts, home, call) & model_values
-    ]
-    function = source.function_of(wrap.call)
-    before = [
-        _statement(source, call)
-        for call in source.all(cst.Call)
-        if source.function_of(call) is function
-        and source.span(call).start < source.span(wrap.call).start
-        and _makes(context, source, call, makers)
-    ]
-    return before[0] if before else None
-
-
-def _statement(source: Source, node: cst.CSTNode) -> cst.CSTNode:
-    """The statement around a node that stands in the body of the function itself."""
-    statement: cst.CSTNode = source.statement_of(node)
-    return statement
-
-
-def _makes(
-    context: Context, source: Source, call: cst.Call, makers: list[tuple[Source, cst.Call]]
-) -> bool:
-    """Whether a call makes one of the optimizers, itself or in the function it calls."""
-    if any(made is call for _, made in makers):
-        return True
-    called = {function.node for function in context.flow.callees.get(call, ())}
-    return any(home.function_of(made) in called for home, made in makers)
