@@ -18,6 +18,7 @@ from migrate.errors import MigrateError
 from migrate.facts import Facts
 from migrate.finding import Applicability, Finding
 from migrate.flow import Flow
+from migrate.models import bare_models
 from migrate.project import Project, load_project
 from migrate.registry import rules, target
 from migrate.rule import Context, Options, Rule
@@ -92,16 +93,28 @@ def rewrite(
     Raises:
         MigrateError: bad input; the message names file and line.
     """
-    chosen = choice or Choice()
     project = load_project(paths, entry, contents)
     context = _context(project, to, options or Options())
     _refuse_what_is_no_training(context)
-    findings = [f for f in _findings(context, rules()) if chosen.takes(f.code)]
-    findings = [_limited(finding, chosen, project) for finding in findings]
+    return _rewritten(context, choice or Choice())
+
+
+def rewrite_project(
+    project: Project, to: str, options: Options | None = None, choice: Choice | None = None
+) -> Result:
+    """The same for a project that is loaded, whether or not it is a whole training program."""
+    return _rewritten(_context(project, to, options or Options()), choice or Choice())
+
+
+def _rewritten(context: Context, choice: Choice) -> Result:
+    project = context.project
+    findings = [f for f in _findings(context, rules()) if choice.takes(f.code)]
+    findings = [_limited(finding, choice, project) for finding in findings]
     findings = _without_orphans(findings)
-    findings, texts = _assembled(context, findings, chosen)
-    files = [_file(source, texts.get(source, source.text)) for source in project.sources]
-    return Result(to, project.entry.path, tuple(files), tuple(sorted(findings, key=_worst_first)))
+    findings, texts = _assembled(context, findings, choice)
+    files = tuple(_file(source, texts.get(source, source.text)) for source in project.sources)
+    ordered = tuple(sorted(findings, key=_worst_first))
+    return Result(context.target.name, project.entry.path, files, ordered)
 
 
 def _context(project: Project, to: str, options: Options) -> Context:
@@ -116,6 +129,11 @@ def _refuse_what_is_no_training(context: Context) -> None:
         raise MigrateError(
             f"{context.project.entry.path}: no training loop found (nothing calls .backward()); "
             "give the file that trains, or the folder it is in"
+        )
+    if not (facts.wraps or facts.own_wraps or bare_models(facts)):
+        raise MigrateError(
+            f"{context.project.entry.path}: no model is put into DataParallel, and none is seen "
+            "that an optimizer trains; give the file that makes the model as well"
         )
 
 

@@ -45,12 +45,14 @@ class Batch:
         origins: the loops and calls of `next` that the batch comes from.
         number: it is a Python number, not a tensor.
         assumed: that it is a mean is likely, not proven.
+        parts: a wrapped model gave one value for each device.
     """
 
     kind: Kind
     origins: frozenset[cst.CSTNode] = frozenset()
     number: bool = False
     assumed: bool = False
+    parts: bool = False
 
     @property
     def is_mean(self) -> bool:
@@ -147,7 +149,8 @@ class Batchwise:
         if value.kind is Kind.PLAIN and any(_is_empty(getattr(b.node, "value", None)) for b in bindings):
             kept = self._appended(source, self.facts.slot(source, node))
             return join([PLAIN, *(self._appended_value(source, item) for _, item in kept)])
-        is_open = value.kind in (Kind.DATA, Kind.UNKNOWN) or value == Batch(Kind.PLAIN)
+        is_plain_tensor = value.kind is Kind.PLAIN and not value.number
+        is_open = value.kind in (Kind.DATA, Kind.UNKNOWN) or is_plain_tensor
         if is_open and self._is_scalar(source, node):
             return Batch(Kind.MEAN, value.origins, assumed=True)
         return value
@@ -433,7 +436,9 @@ class Batchwise:
             if name in ("dim", "get_device"):
                 return PLAIN
             return base if name not in ("max", "min", "norm", "item") or call.args else UNKNOWN
-        if name in SAME_VALUE or name in ("mean", "sum"):
+        if name in ("mean", "sum"):
+            return _over_batch(call, name, base, skip=0)
+        if name in SAME_VALUE:
             return replace(base, number=base.number or name in NUMBERS)
         if name in _DIVIDES or name in _ARITHMETIC:
             operators = {"+": cst.Add, "-": cst.Subtract, "*": cst.Multiply}
@@ -455,7 +460,8 @@ class Batchwise:
         values = [self.of(source, arg.value) for arg in call.args]
         base = self.of(source, receiver(call)) if method_name(call) else PLAIN
         origins = _origins([*values, base])
-        return replace(value, origins=origins or value.origins)
+        is_gathered = self.facts.may_be_wrapped(source, call.func)
+        return replace(value, origins=origins or value.origins, parts=is_gathered)
 
     def _result(self, source: Source, node: cst.BaseExpression, path: tuple[int, ...]) -> Batch:
         """What is left of a returned value after numbers in it were reduced."""
@@ -675,6 +681,8 @@ def _added(left: Batch, right: Batch) -> Kind:
         return Kind.RATIO if Kind.RATIO in (left.kind, right.kind) else Kind.MEAN
     if left.is_sum and right.is_sum:
         return Kind.COUNT if left.kind is right.kind is Kind.COUNT else Kind.SUM
+    if Kind.METRIC in (left.kind, right.kind):
+        return Kind.METRIC
     if Kind.COUNT in (left.kind, right.kind):
         return Kind.UNKNOWN
     return Kind.METRIC if left.is_sum or right.is_sum else Kind.UNKNOWN
@@ -705,7 +713,9 @@ def _divided(left: Kind, right: Kind) -> Kind:
 
 def _over_batch(call: cst.Call, name: str, base: Batch, skip: int) -> Batch:
     """`.mean()` and `.sum()`, over everything, over the batch, or over other dimensions."""
-    if base.is_local or base.kind is not Kind.DATA:
+    if base.parts and base.is_local:
+        return replace(base, kind=Kind.SUM if name == "sum" else Kind.MEAN, parts=False)
+    if base.kind is not Kind.DATA:
         return base
     arg = next((a for a in call.args[skip:] if a.keyword is None or a.keyword.value in ("dim", "axis")), None)
     given = literal(arg.value) if arg is not None else 0

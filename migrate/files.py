@@ -204,8 +204,11 @@ def _earlier(source: Source, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """The statements above `node` in its block and in the blocks around it, in its function."""
     inner = node
     for item in source.ancestors(node):
-        body = list(item.body) if isinstance(item, cst.IndentedBlock | cst.Module) else []
-        yield from body[: body.index(inner)] if inner in body else []
+        if isinstance(item, cst.IndentedBlock | cst.Module):
+            for statement in item.body:
+                if statement is inner:
+                    break
+                yield statement
         if isinstance(item, cst.FunctionDef):
             return
         inner = item
@@ -260,7 +263,7 @@ def is_plain(context: Context, source: Source, call: cst.Call) -> bool:
 
     Not so: forward passes, gathered weights, random numbers, iterators, the project's functions.
     """
-    if source.inside(call, cst.NamedExpr) or source.inside(call, cst.Await):
+    if source.inside(call, cst.NamedExpr):
         return False
     inner = [item for item in source.inside(call, cst.Call) if item is not call]
     return all(_is_plain_call(context, source, item) for item in inner)

@@ -435,9 +435,24 @@ class Flow:
         found = set(self.slots.get(Slot(function.node, "return"), ()))
         if Slot(function.node, "[*]") in self.slots:
             found.add(Made(function.source, function.node, "generator"))
-        if any(isinstance(v, Made) and v.name.endswith(("DataLoader", MADE_BY)) for v in found):
-            found.add(Made(source, call, MADE_BY))
-        return frozenset(found)
+        return frozenset(found | self._made_loaders(source, call, found))
+
+    def _made_loaders(self, source: Source, call: cst.Call, found: Iterable[Value]) -> set[Value]:
+        """What stands for the loaders that this call of a function gives, alone or in a tuple."""
+        made: set[Value] = {Made(source, call, MADE_BY)}
+        added: set[Value] = set()
+        for value in found:
+            if not isinstance(value, Made):
+                continue
+            if value.name.endswith(("DataLoader", MADE_BY)):
+                added |= made
+            elif value.name == "tuple" and isinstance(value.node, cst.Tuple):
+                for index, element in enumerate(value.node.elements):
+                    values = self.slots.get(Slot(value.node, f"[{index}]"), set())
+                    if any(isinstance(v, Made) and v.name.endswith("DataLoader") for v in values):
+                        self._add(Slot(call, f"[{index}]"), values | made)
+                        added.add(Made(source, call, "tuple"))
+        return added
 
 
 def _identity(value: Value) -> object:

@@ -13,8 +13,8 @@ from functools import lru_cache
 import libcst as cst
 
 from migrate.branches import can_run, known_arguments
-from migrate.flow import MADE_BY
 from migrate.loading import Loader, Loop
+from migrate.reaching import Reaching
 from migrate.phases import Unknown, trained_keys
 from migrate.rule import Context
 from migrate.source import Source
@@ -25,6 +25,10 @@ POSITIONS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "nu
              "collate_fn", "pin_memory", "drop_last")  # fmt: skip
 _SENSITIVE = frozenset(
     {"dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
+)
+_PARAMETERS = frozenset(POSITIONS) | frozenset(
+    "timeout worker_init_fn multiprocessing_context generator prefetch_factor persistent_workers "
+    "pin_memory_device in_order".split()
 )
 _DISTRIBUTED = ("DistributedSampler", "DistributedWeightedSampler", "DistributedBatchSampler")
 _OWN = ("ShardedSampler", "ShardedBatchSampler", "ShardedIterable")
@@ -51,6 +55,7 @@ class Plan:
         condition: an expression that is true where the call makes the loader that trains, if the
             same call makes others too.
         sampler: the RandomSampler or SequentialSampler call that can be changed.
+        optional: the sampler can be None, under a condition of the script.
         problem: why there is no edit; `advice` is what to do.
     """
 
@@ -58,6 +63,7 @@ class Plan:
     way: Way
     condition: str = ""
     sampler: cst.Call | None = None
+    optional: bool = False
     problem: str = ""
     advice: str = ""
 
@@ -80,11 +86,6 @@ class Plan:
         """Whether the samples of this loader are dealt out by an edit of this run."""
         return self.way not in (Way.DONE, Way.MANUAL)
 
-    @property
-    def has_epochs(self) -> bool:
-        """Whether a DistributedSampler is put in, which wants to know the epoch."""
-        return self.way in (Way.SHUFFLE, Way.PLAIN_SAMPLER, Way.KEYWORDS)
-
 
 def loader_argument(call: cst.Call, name: str) -> cst.Arg | None:
     """An argument of a DataLoader call by its name."""
@@ -94,7 +95,12 @@ def loader_argument(call: cst.Call, name: str) -> cst.Arg | None:
 @lru_cache(maxsize=2)
 def plans(context: Context) -> tuple[Plan, ...]:
     """What becomes of every loader that trains."""
-    return tuple(_Planner(context, x).plan() for x in context.facts.loaders if x.trains)
+    every = (_Planner(context, loader).plan() for loader in context.facts.loaders if loader.trains)
+    return tuple(plan for plan in every if plan is not None)
+
+
+class _NotTraining(Exception):
+    """What a call makes is trained on nowhere, once its callers are told apart."""
 
 
 class _Planner:
@@ -104,23 +110,27 @@ class _Planner:
         self.source, self.call = loader.source, loader.call
         self.flow = context.flow
 
-    def plan(self) -> Plan:
-        """The plan for this loader."""
+    def plan(self) -> Plan | None:
+        """The plan for this loader; None if the calls for training never get to it."""
+        condition, mixed = "", ""
+        try:
+            condition = self._condition()
+        except _NotTraining:
+            return None
+        except Unknown as unknown:
+            mixed = str(unknown)
         if self._is_done():
             return Plan(self.loader, Way.DONE)
         odd = self._odd_signature()
-        if odd:
-            return self._manual(odd, "")
-        try:
-            condition = self._condition()
-        except Unknown as unknown:
-            return self._manual(str(unknown), "make them in two calls, or ")
+        if odd or mixed:
+            return self._manual(odd or mixed, "" if odd else "make them in two calls, or ")
         way, sampler, problem = self._way()
         if problem:
             return self._manual(problem, "")
         if condition and way not in (Way.SHUFFLE, Way.SAMPLER, Way.BATCH_SAMPLER):
             return self._manual("one call makes loaders for training and for evaluation", "")
-        return Plan(self.loader, way, condition, sampler)
+        optional = way is Way.SAMPLER and self._may_be_none()
+        return Plan(self.loader, way, condition, sampler, optional)
 
     def _manual(self, problem: str, first: str) -> Plan:
         advice = (
@@ -169,8 +179,11 @@ class _Planner:
             if isinstance(callee, Class) and self._own_init(callee):
                 return f"{callee.node.name.value} has an __init__ of its own"
             if isinstance(callee, External) and not callee.name.startswith("torch.utils.data."):
-                known = callee.name.startswith(("torch_geometric.", "monai.data."))
-                if not known or len([a for a in self.call.args if a.keyword is None]) > 3:
+                names = [arg.keyword.value for arg in self.call.args if arg.keyword]
+                known = callee.name.startswith(("torch_geometric.", "monai.data.")) or (
+                    callee.name.endswith("DataLoader") and set(names) <= _PARAMETERS
+                )
+                if not known or len(self.call.args) - len(names) > 3:
                     return f"{callee.name} is not torch's DataLoader"
         if any(arg.star == "*" for arg in self.call.args):
             return "its arguments are hidden behind a *"
@@ -217,7 +230,8 @@ class _Planner:
         size = literal(arg.value) if arg else 1
         if size is None:
             return "batch_size=None: its dataset makes the batches"
-        return "a batch of one sample cannot be split over processes" if size == 1 else ""
+        is_one = size == 1 and self.context.options.batch == "global"
+        return "a batch of one sample cannot be split over processes" if is_one else ""
 
     def _is_iterable(self) -> bool:
         for value in self._values("dataset"):
@@ -229,7 +243,13 @@ class _Planner:
 
     def _plain_sampler(self) -> cst.Call | None:
         """The call of a RandomSampler or SequentialSampler that only this loader uses."""
+        arg = self._argument("sampler")
         values = self._values("sampler")
+        if arg is not None and isinstance(arg.value, cst.Name) and len(values) > 1:
+            bound = Reaching(self.source, self.flow.names[self.source]).of(arg.value)
+            nodes = [b.node.value for b in bound if isinstance(b.node, cst.Assign) and not b.path]
+            if len(nodes) == len(bound) == 1:
+                values = self.flow.of(self.source, nodes[0])
         if len(values) != 1:
             return None
         (value,) = values
@@ -244,7 +264,20 @@ class _Planner:
             for arg in [loader_argument(loader.call, "sampler")]
             if arg and value in self.flow.of(loader.source, arg.value)
         ]
-        return value.node if len(users) == 1 else None
+        is_shared = len(values) == len(self._values("sampler")) and len(users) > 1
+        return None if is_shared else value.node
+
+    def _may_be_none(self) -> bool:
+        """Whether the sampler is None under some condition."""
+        arg = self._argument("sampler")
+        node = arg.value if arg else None
+        values = self.context.facts.loading.assigned(self.source, node) if isinstance(
+            node, cst.Name) else []  # fmt: skip
+        for value in [node, *values]:
+            ends = [value.body, value.orelse] if isinstance(value, cst.IfExp) else [value]
+            if any(literal(end) is None for end in ends):
+                return True
+        return False
 
     # Arguments in a dict
 
@@ -336,18 +369,22 @@ class _Planner:
     ) -> str:
         """A parameter that tells the calls that want a training loader from the others."""
         training, others = [], []
+        reached: list[Loop] = []
         loops = self.context.facts.loading.loops_of
         for source, call in callers:
             callee = next(f for f in self.flow.callees[call] if f.node is function)
             known = known_arguments(call, callee, {})
             if not can_run(self.source, self.call, known):
                 continue
-            is_told = any(isinstance(v, Made) and v.name == MADE_BY and v.node is call
-                          for v in self.flow.of(source, call))  # fmt: skip
-            if not is_told:
-                raise Unknown(f"{function.name.value} makes loaders for training and evaluation")
-            trains = any(loop.trains for loop in loops.get(call, ()))
+            its = loops.get(call, [])
+            trains = any(loop.trains for loop in its)
+            reached += its
             (training if trains else others).append(known)
+        if not reached:
+            raise Unknown(f"{function.name.value} makes loaders for training and evaluation")
+        if not training:
+            raise _NotTraining
+        self.loader = Loader(self.source, self.call, tuple(dict.fromkeys(reached)))
         for name in training[0] if training and others else ():
             wanted = training[0][name]
             same = all(known.get(name, ...) == wanted for known in training)

@@ -58,6 +58,7 @@ class Target:
         wrap: the definition that makes a model parallel.
         has_wrapper: the result is a wrapper: `.module` is the model, names begin with `module.`.
         shards: weights and optimizer state are sharded: reading them whole is a collective.
+        other_methods: advice for `{model}.{method}(…)` in a step, where only forward is prepared.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Target:
     wrap: str
     has_wrapper: bool
     shards: bool
+    other_methods: str = ""
 
 
 @dataclass(eq=False)

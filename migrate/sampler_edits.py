@@ -245,7 +245,7 @@ def _wrapped(context: Context, plan: Plan) -> tuple[list[Edit], str]:
     after = f"{more})"
     given = source.code(arg.value)
     shuffle = plan.argument("shuffle")
-    if _may_be_none(context, plan, arg.value):
+    if plan.optional:
         order = source.code(shuffle.value) if shuffle else "False"
         order = "True" if "".join(order.split()) == f"{given}isNone" else order
         text, new = _new_sampler(context, plan, order)
@@ -257,16 +257,6 @@ def _wrapped(context: Context, plan: Plan) -> tuple[list[Edit], str]:
     if shuffle is not None and shuffle.keyword is not None:
         edits.append(remove_argument(source, plan.call, shuffle))
     return edits, _PADDING.format(subject(plan))
-
-
-def _may_be_none(context: Context, plan: Plan, node: cst.CSTNode) -> bool:
-    """Whether the sampler is None under some condition."""
-    values = context.facts.loading.assigned(plan.source, node) if isinstance(node, cst.Name) else []
-    for value in [node, *values]:
-        ends = [value.body, value.orelse] if isinstance(value, cst.IfExp) else [value]
-        if any(literal(end) is None for end in ends):
-            return True
-    return False
 
 
 def _wrapped_batches(context: Context, plan: Plan) -> tuple[list[Edit], str]:

@@ -216,7 +216,7 @@ def parse_source(path: Path, content: bytes) -> Source:
     try:
         module = cst.parse_module(text)
     except cst.ParserSyntaxError as error:
-        raise SourceError(path, error.raw_line, _syntax_problem(text, error.raw_line)) from None
+        raise _syntax_problem(path, text, error.raw_line) from None
     except (RecursionError, ValueError) as error:
         raise SourceError(path, None, f"cannot be parsed: {error}") from None
     if module.code != text:
@@ -242,22 +242,34 @@ def _decode(path: Path, content: bytes) -> tuple[str, str, bytes]:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
         encoding = "utf-8" if encoding == "utf-8-sig" else encoding
         return content[len(bom) :].decode(encoding), encoding, bom
-    except (SyntaxError, LookupError) as error:
-        raise SourceError(path, 1, f"unknown or contradictory encoding: {error}") from None
     except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        problem = f"not {error.encoding} text (byte {error.start}); declare its encoding"
-        raise SourceError(path, line, problem) from None
+        raise _not_text(path, content, error) from None
+    except (SyntaxError, LookupError) as error:
+        try:
+            content.decode()
+        except UnicodeDecodeError as cause:
+            raise _not_text(path, content, cause) from None
+        raise SourceError(path, 1, f"encoding not known: {error}") from None
 
 
-def _syntax_problem(text: str, line: int) -> str:
-    lines = text.splitlines()
-    shown = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-    if shown.startswith(("print ", "exec ")):
-        return f"Python 2 source ({shown[:60]!r}); port it first, for example with 2to3"
-    if shown.startswith(("%", "!")):
-        return f"a notebook's magic command ({shown[:60]!r}); save the notebook as a plain script"
-    return f"not valid Python 3: {shown[:80]!r}"
+def _not_text(path: Path, content: bytes, error: UnicodeDecodeError) -> SourceError:
+    line = content[: error.start].count(b"\n") + 1
+    problem = f"not {error.encoding} text (byte {error.start}); declare its encoding"
+    return SourceError(path, line, problem)
+
+
+def _syntax_problem(path: Path, text: str, line: int) -> SourceError:
+    """What keeps a file from being Python 3, by the first line that gives a reason."""
+    lines = [item.strip() for item in text.splitlines()]
+    for number, shown in enumerate(lines, 1):
+        if re.match(r"(print|exec)\s+[^=(\s]|except [\w.]+, ?\w+:|raise \w+, ", shown):
+            problem = f"Python 2 source ({shown[:60]!r}); port it first, for example with 2to3"
+            return SourceError(path, number, problem)
+        if shown.startswith(("%", "!")) and number <= line:
+            problem = f"a notebook's magic command ({shown[:60]!r}); save it as a plain script"
+            return SourceError(path, number, problem)
+    shown = lines[line - 1] if 0 < line <= len(lines) else ""
+    return SourceError(path, line, f"not valid Python 3: {shown[:80]!r}")
 
 
 def _parents(module: cst.Module) -> dict[cst.CSTNode, cst.CSTNode]:

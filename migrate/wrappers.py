@@ -112,8 +112,8 @@ def _is_other_branch(context: Context, source: Source, node: cst.CSTNode) -> boo
     for item in source.ancestors(node):
         if isinstance(item, cst.FunctionDef):
             return False
-        if isinstance(item, cst.IfExp | cst.If) and inner is item.orelse:
-            if chooses(context, source, item):
-                return True
+        is_else = isinstance(item, cst.IfExp | cst.If) and inner is item.orelse
+        if is_else and chooses(context, source, item):  # type: ignore[arg-type]
+            return True
         inner = item
     return False

@@ -5,11 +5,12 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from migrate.api import Choice, Result, rewrite
+from migrate.api import Choice, Result, rewrite_project
 from migrate.definitions import Definitions
 from migrate.edit import Need
 from migrate.finding import Finding
 from migrate.names import Names
+from migrate.project import load_project
 from migrate.registry import target
 from migrate.rule import Options
 from migrate.source import parse_source
@@ -44,7 +45,8 @@ def run(
     select = (only,) if isinstance(only, str) else only
     chosen = choice or Choice(select=select)
     entry = next(iter(contents))
-    return rewrite(contents, to, entry=entry, contents=contents, options=options, choice=chosen)
+    project = load_project(contents, entry, contents)
+    return rewrite_project(project, to, options, chosen)
 
 
 def after(result: Result, name: str | None = None) -> str:

@@ -1,0 +1,110 @@
+"""The programs in fixtures/scripts: what they are, and what the rewriter makes of them.
+
+    python tests/scripts.py            writes the expected results anew; review the difference
+
+Each case has `in.py` (or a folder `in/`), `case.json`, and for every target the expected program
+beside it (`ddp.py` or `ddp/`) and the expected report (`ddp.txt`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from migrate.api import Result, rewrite
+from migrate.finding import Applicability
+from migrate.report import verdict
+
+REPO = Path(__file__).resolve().parent.parent
+FOLDER = REPO / "fixtures" / "scripts"
+TARGETS = ("ddp", "fsdp")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program. `facts` is its case.json."""
+
+    folder: Path
+    facts: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @property
+    def entry(self) -> Path:
+        """The file that is started."""
+        return self.folder / str(self.facts["entry"])
+
+    def expected_entry(self, target: str) -> Path:
+        """The rewritten file that is started."""
+        first, *rest = Path(str(self.facts["entry"])).parts
+        return self.folder.joinpath(first.replace("in", target, 1), *rest)
+
+    def expected(self, target: str) -> dict[str, bytes]:
+        """The rewritten program: contents by path below its root."""
+        root = self.folder / target if (self.folder / "in").is_dir() else self.folder
+        if root is self.folder:
+            return {self.entry.name: (self.folder / f"{target}.py").read_bytes()}
+        files = sorted(root.rglob("*.py"))
+        return {file.relative_to(root).as_posix(): file.read_bytes() for file in files}
+
+    def report(self, target: str) -> Path:
+        """The file with the expected findings."""
+        return self.folder / f"{target}.txt"
+
+
+def cases() -> list[Case]:
+    """Every program, by name."""
+    files = sorted(FOLDER.glob("*/case.json"))
+    return [Case(file.parent, json.loads(file.read_text())) for file in files]
+
+
+def rewritten(case: Case, target: str) -> Result:
+    """What the rewriter makes of a program."""
+    return rewrite([case.entry], target)
+
+
+def contents(case: Case, result: Result) -> dict[str, bytes]:
+    """A result's files by their path below the program's root."""
+    root = case.entry.parent
+    return {
+        file.path.resolve().relative_to(root).as_posix(): file.after
+        for file in sorted(result.files, key=lambda file: file.path)
+    }
+
+
+def report(result: Result) -> str:
+    """The findings as the expected-report file has them: worst first, without the details."""
+    marks = {Applicability.SAFE: "*", Applicability.POLICY: "~", Applicability.MANUAL: " ",
+             Applicability.INFO: "i"}  # fmt: skip
+    lines = [
+        f"{f.path.name}:{f.line} {f.code} [{marks[f.applicability]}] {f.message}"
+        + (f"\n    {f.advice}" if f.advice else "")
+        for f in result.findings
+    ]
+    return "\n".join([*lines, verdict(result)]) + "\n"
+
+
+def accept() -> None:
+    """Writes the expected results of every case."""
+    for case in cases():
+        for target in TARGETS:
+            result = rewritten(case, target)
+            first = case.expected_entry(target).relative_to(case.folder).parts[0]
+            root = case.folder / first if (case.folder / "in").is_dir() else case.folder
+            if root is not case.folder:
+                shutil.rmtree(root, ignore_errors=True)
+            for name, content in contents(case, result).items():
+                place = root / name if root is not case.folder else case.folder / first
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(content)
+            case.report(target).write_text(report(result))
+
+
+if __name__ == "__main__":
+    accept()
