@@ -55,7 +55,7 @@ class Epochs:
         if depth > 5:
             return
         if isinstance(node, cst.Call) and ITERATION.search(dotted(node.func) or ""):
-            if not self._is_cycle(source, node):
+            if not self._is_cycle(source, node) or self.repeats(source, place):
                 for arg in node.args:
                     if self.facts.loaders_of(source, arg.value):
                         yield from self._starts(source, arg.value, place, depth + 1)
@@ -67,7 +67,7 @@ class Epochs:
             yield from self._behind(source, value, place, depth)
 
     def _is_cycle(self, source: Source, call: cst.Call) -> bool:
-        """`itertools.cycle` keeps the first pass and repeats it."""
+        """`itertools.cycle` keeps its first pass and repeats that; a new cycle draws a new one."""
         return (self.flow.qualified(source, call.func) or "").endswith("itertools.cycle")
 
     def _is_iterator(self, value: object) -> bool:
@@ -97,7 +97,8 @@ class Epochs:
         if not isinstance(call, cst.Call):
             return
         has_iter = isinstance(value, Instance) and self.flow.method(value.cls, "__iter__")
-        if isinstance(value, Made) and value.name.endswith("itertools.cycle"):
+        is_cycle = isinstance(value, Made) and value.name.endswith("itertools.cycle")
+        if is_cycle and not self.repeats(value.source, call):
             return
         for arg in call.args:
             if self.facts.loaders_of(value.source, arg.value):

@@ -63,18 +63,36 @@ class Facts:
         self.flow = flow
         self.definitions = {s: Definitions(s, flow.names[s], files) for s in project.sources}
 
-    def calls(self) -> Iterator[tuple[Source, cst.Call]]:
+    def calls(self) -> list[tuple[Source, cst.Call]]:
         """Every call of the program, without those in definitions an earlier run wrote."""
-        for source in self.project.sources:
-            own = self.definitions[source]
-            for call in source.all(cst.Call):
-                if not own.own or not own.is_own(call):
-                    yield source, call
+        return self._calls
+
+    @cached_property
+    def _calls(self) -> list[tuple[Source, cst.Call]]:
+        return [
+            (source, call)
+            for source in self.project.sources
+            for call in source.all(cst.Call)
+            if not self.definitions[source].is_own(call)
+        ]
+
+    @cached_property
+    def _callees(self) -> dict[str, list[tuple[Source, cst.Call]]]:
+        """The calls of external things by their full name."""
+        found: dict[str, list[tuple[Source, cst.Call]]] = {}
+        for source, call in self._calls:
+            found.setdefault(self.callee(source, call) or "", []).append((source, call))
+        return found
 
     def calls_of(self, pattern: str) -> list[tuple[Source, cst.Call]]:
         """The calls of something external whose full name matches `pattern`."""
         found = re.compile(pattern)
-        return [(s, call) for s, call in self.calls() if found.search(self.callee(s, call) or "")]
+        return [
+            place
+            for name, places in self._callees.items()
+            if found.search(name)
+            for place in places
+        ]
 
     def callee(self, source: Source, call: cst.Call) -> str | None:
         """The full name of what is called, if it is external: `torch.save`."""

@@ -189,6 +189,21 @@ def reads(context: Context) -> Iterator[tuple[Source, cst.Call, cst.BaseExpressi
             yield source, call, call.args[0].value
 
 
+def reaching(
+    context: Context, source: Source, call: cst.Call
+) -> Iterator[tuple[Source, cst.CSTNode]]:
+    """A call, and the calls of the project's functions that come to it."""
+    seen: set[cst.FunctionDef] = set()
+    queue: list[tuple[Source, cst.Call]] = [(source, call)]
+    while queue:
+        home, node = queue.pop()
+        yield home, node
+        function = home.function_of(node)
+        if function is not None and function not in seen:
+            seen.add(function)
+            queue += context.facts.callers.get(function, [])
+
+
 # Only in the main process
 
 

@@ -28,11 +28,14 @@ from migrate.values import (
     Method,
     Value,
     Values,
+    identity,
+    is_decorated,
+    subscript_keys,
 )  # fmt: skip
 
 _MAX_ROUNDS = 12
 MADE_BY = "loader()"
-"""The name of what a project's function gives that returns a DataLoader, one for each call of it."""
+"""The name of what a project's function gives that returns a DataLoader, for each call of it."""
 SAME_OBJECT = frozenset(
     (
         "cuda", "cpu", "to", "train", "eval", "half", "float", "double", "bfloat16",
@@ -44,6 +47,8 @@ _SAME_AS_ARGUMENT = {
     "torch.compile", "torch.jit.script", "list", "tuple", "getattr", "functools.partial",
     "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "apex.parallel.convert_syncbn_model",
 }  # fmt: skip
+_WRITTEN_SAME = {"main_process_first", "from_main_process"}
+"""Definitions of an earlier run that give their argument, for all that matters here."""
 _CONTAINERS = (cst.Tuple, cst.List, cst.Dict, cst.ListComp, cst.DictComp, cst.Set)
 
 
@@ -85,7 +90,7 @@ class Flow:
 
     def qualified(self, source: Source, node: cst.CSTNode | None) -> str | None:
         """The full name of something external: `torch.nn.DataParallel` for `nn.DataParallel`."""
-        names = [v.name for v in self.of(source, node) if isinstance(v, External)]
+        names = [v.name for v in self.of(source, node) if type(v) is External]
         return names[0] if len(names) == 1 else None
 
     def elements(self, values: Values, key: str = "[*]") -> Values:
@@ -94,7 +99,7 @@ class Flow:
 
     def keys(self, value: Value) -> set[str]:
         """The string keys under which something is put into a dict."""
-        owner = _identity(value)
+        owner = identity(value)
         names = [slot.name for slot in self.slots if slot.owner is owner]
         return {name[2:-2] for name in names if name.startswith(("['", '["'))}
 
@@ -133,13 +138,10 @@ class Flow:
         for node in source.all(cst.FunctionDef):
             owner = source.parent(source.parent(node) or node)
             method_of = owner if isinstance(owner, cst.ClassDef) else None
-            slot = (
-                Slot(method_of, node.name.value) if method_of else names.slot(node, node.name.value)
-            )
-            self._add(slot, [Function(source, node, method_of)])
+            function, name = Function(source, node, method_of), node.name.value
+            self._add(Slot(method_of, name) if method_of else names.slot(node, name), [function])
             first = next(iter(parameters(node)), None)
-            is_static = any(dotted(d.decorator) == "staticmethod" for d in node.decorators)
-            if method_of and first and not is_static:
+            if method_of and first and not is_decorated(function, "staticmethod"):
                 me = Instance(Class(source, method_of), source, None)
                 self._add(Slot(node, first.name.value), [me])
         for cls in source.all(cst.ClassDef):
@@ -196,8 +198,8 @@ class Flow:
                     self._add(slot, values)
             case cst.Subscript():
                 for base in self.of(source, target.value):
-                    for name in _keys(target):
-                        self._add(Slot(_identity(base), name), values)
+                    for name in subscript_keys(target):
+                        self._add(Slot(identity(base), name), values)
             case cst.Tuple() | cst.List():
                 self._bind_elements(source, target, values, value)
 
@@ -224,13 +226,19 @@ class Flow:
             for element, arg in zip(target.elements[skip:], iterable.args, strict=False):
                 self._bind_loop(source, element.value, arg.value)
             return
+        if isinstance(iterable, cst.Call) and method_name(iterable) in ("items", "values"):
+            held = self._elements(self.of(source, receiver(iterable)))
+            if method_name(iterable) == "values":
+                self._bind(source, target, held, None)
+            elif isinstance(target, cst.Tuple) and len(target.elements) == 2:
+                self._bind(source, target.elements[1].value, held, None)
         self._bind(source, target, self._elements(self.of(source, iterable)), None)
 
     def _elements(self, values: Values, name: str = "[*]") -> Values:
         """What containers hold: at one key, or, without it, anywhere."""
         found: set[Value] = set()
         for value in values:
-            owner = _identity(value)
+            owner = identity(value)
             exact = self.slots.get(Slot(owner, name), set())
             found |= exact or self.slots.get(Slot(owner, "[*]"), set())
         return frozenset(found)
@@ -245,7 +253,7 @@ class Flow:
             for item in self.bases(cls)[0][1:]:  # an attribute lives where a base class sets it
                 if self.slots.get(Slot(item.node, name)):
                     return Slot(item.node, name)
-        return Slot(_identity(base), name)
+        return Slot(identity(base), name)
 
     # Expressions
 
@@ -254,6 +262,8 @@ class Flow:
             case cst.Name():
                 yield from self._name(source, node)
             case cst.Attribute():
+                if isinstance(node.value, cst.Call) and dotted(node.value.func) == "super":
+                    yield from self._of_super(source, node)
                 for base in self.of(source, node.value):
                     yield from self._attribute(base, node.attr.value)
             case cst.Call():
@@ -283,7 +293,9 @@ class Flow:
             if not starred and node.value not in names.module_names:
                 yield External(node.value)  # a builtin
 
-    def _imported(self, source: Source, name: str) -> Iterator[Value]:
+    def _imported(
+        self, source: Source, name: str, seen: frozenset[Source] = frozenset()
+    ) -> Iterator[Value]:
         item = self.names[source].imports[name]
         module = self.project.imported(source, item.module, item.level)
         if item.name is None:
@@ -292,38 +304,50 @@ class Flow:
             return
         submodule = self.project.module(f"{module}.{item.name}".lstrip("."))
         home = self.project.module(module)
-        values = self.slots.get(Slot(home.module, item.name), ()) if home else ()
+        values = list(self._exported(home, item.name, seen | {source})) if home else []
         if values:
             yield from values
-        elif home and item.name in self.names[home].imports and home is not source:
-            yield from self._imported(home, item.name)
         elif submodule is not None:
             yield File(submodule)
         else:
             yield External(f"{module}.{item.name}")
 
-    def _starred(self, source: Source, name: str) -> Iterator[Value]:
+    def _exported(self, home: Source, name: str, seen: frozenset[Source]) -> Iterator[Value]:
+        """What `name` is in a file, for those who import it; not through the files in `seen`."""
+        known = self.slots.get(Slot(home.module, name), ())
+        yield from known
+        if known or home in seen:
+            return
+        if name in self.names[home].imports:
+            yield from self._imported(home, name, seen)
+        else:
+            yield from self._starred(home, name, seen)
+
+    def _starred(
+        self, source: Source, name: str, seen: frozenset[Source] = frozenset()
+    ) -> Iterator[Value]:
         for item in self.names[source].starred:
             home = self.project.module(self.project.imported(source, item.module, item.level))
             if home is not None and home is not source:
-                yield from self.slots.get(Slot(home.module, name), ())
-                if name in self.names[home].imports:
-                    yield from self._imported(home, name)
+                yield from self._exported(home, name, seen | {source})
 
     def _attribute(self, base: Value, name: str) -> Iterator[Value]:
         if isinstance(base, External):
             yield External(f"{base.name}.{name}")
             return
-        if isinstance(base, File) and name in self.names[base.source].imports:
-            yield from self._imported(base.source, name)
         if isinstance(base, File):
-            submodule = [n for n, s in self.project.modules.items() if s is base.source]
-            for full in submodule:
-                found = self.project.module(f"{full}.{name}")
-                if found is not None:
-                    yield File(found)
+            if not self.slots.get(Slot(base.source.module, name)):
+                yield from self._exported(base.source, name, frozenset())
+            modules = self.project.modules
+            below = [
+                modules.get(f"{full}.{name}") for full, s in modules.items() if s is base.source
+            ]
+            yield from (File(found) for found in below if found is not None)
         if isinstance(base, Instance):
             found_method = self.method(base.cls, name)
+            if found_method is not None and is_decorated(found_method, "property"):
+                yield from self.slots.get(Slot(found_method.node, "return"), ())
+                return
             if found_method is not None:
                 yield Method(found_method, base)
                 return
@@ -332,6 +356,17 @@ class Flow:
         slot = self._attribute_slot(base, name)
         if slot is not None:
             yield from self.slots.get(slot, ())
+
+    def _of_super(self, source: Source, node: cst.Attribute) -> Iterator[Value]:
+        """`super().m`: the method of the nearest base class that has it."""
+        around = source.class_of(node)
+        if around is not None:
+            me = Instance(Class(source, around), source, None)
+            for base in self.bases(me.cls)[0][1:]:
+                found = self.method(base, node.attr.value)
+                if found is not None:
+                    yield Method(found, me)
+                    return
 
     def _inner(self, base: Instance | Made) -> Values:
         """`.module` of a wrapper: what was wrapped; of anything else: the thing itself."""
@@ -346,7 +381,7 @@ class Flow:
             if isinstance(base, External):
                 yield External(f"{base.name}[]")
             else:
-                yield from self._elements(frozenset([base]), _keys(node)[0])
+                yield from self._elements(frozenset([base]), subscript_keys(node)[0])
 
     def _container(self, source: Source, node: cst.CSTNode) -> Made:
         made = Made(source, node, type(node).__name__.lower())
@@ -376,6 +411,9 @@ class Flow:
         match callee:
             case External():
                 yield from self._external(source, call, callee.name)
+            case Function() if callee.node.name.value.rstrip("_") in _WRITTEN_SAME and call.args:
+                self._enter(source, call, callee, None)
+                yield from self.of(source, call.args[0].value)
             case Function():
                 yield from self._enter(source, call, callee, None)
             case Method():
@@ -422,14 +460,15 @@ class Flow:
         """Binds the arguments; gives what the function returns."""
         self.callees[call].add(function)
         names = [p.name.value for p in parameters(function.node)]
-        is_static = any(dotted(d.decorator) == "staticmethod" for d in function.node.decorators)
+        is_static = is_decorated(function, "staticmethod")
         if instance is not None and names and not is_static:
             self._add(Slot(function.node, names[0]), [instance])
             names = names[1:]
+        elif is_decorated(function, "classmethod"):
+            names = names[1:]
         for index, arg in enumerate(call.args):
             name = arg.keyword.value if arg.keyword else None
-            if name is None and not arg.star and index < len(names):
-                name = names[index]
+            name = names[index] if not (name or arg.star) and index < len(names) else name
             if name is not None:
                 self._add(Slot(function.node, name), self.of(source, arg.value))
         found = set(self.slots.get(Slot(function.node, "return"), ()))
@@ -439,48 +478,23 @@ class Flow:
 
     def _made_loaders(self, source: Source, call: cst.Call, found: Iterable[Value]) -> set[Value]:
         """What stands for the loaders that this call of a function gives, alone or in a tuple."""
-        made: set[Value] = {Made(source, call, MADE_BY)}
+        made = Made(source, call, MADE_BY)
         added: set[Value] = set()
-        for value in found:
-            if not isinstance(value, Made):
-                continue
-            if value.name.endswith(("DataLoader", MADE_BY)):
-                added |= made
-            elif value.name == "tuple" and isinstance(value.node, cst.Tuple):
-                for index, element in enumerate(value.node.elements):
-                    values = self.slots.get(Slot(value.node, f"[{index}]"), set())
-                    if any(isinstance(v, Made) and v.name.endswith("DataLoader") for v in values):
-                        self._add(Slot(call, f"[{index}]"), values | made)
-                        added.add(Made(source, call, "tuple"))
+        results = [value for value in found if isinstance(value, Made)]
+        if any(value.name.endswith(("DataLoader", MADE_BY)) for value in results):
+            added.add(made)
+        tuples = [value.node for value in results if isinstance(value.node, cst.Tuple)]
+        for node, index in [(item, i) for item in tuples for i in range(len(item.elements))]:
+            values = self.slots.get(Slot(node, f"[{index}]"), set())
+            if any(isinstance(v, Made) and v.name.endswith("DataLoader") for v in values):
+                self._add(Slot(call, f"[{index}]"), {*values, made})
+                added.add(Made(source, call, "tuple"))
         return added
-
-
-def _identity(value: Value) -> object:
-    """What a value's attributes and elements are filed under."""
-    match value:
-        case Instance():
-            return value.cls.node
-        case Made() | Class() | Function():
-            return value.node
-        case _:
-            return value
-
-
-def _keys(node: cst.Subscript) -> list[str]:
-    """The slots a subscript means: the one of a constant key, and that of any key."""
-    index = node.slice[0].slice if len(node.slice) == 1 else None
-    if isinstance(index, cst.Index):
-        text = string_value(index.value)
-        if text is not None:
-            return [f"[{text!r}]", "[*]"]
-        if isinstance(index.value, cst.Integer):
-            return [f"[{index.value.value}]", "[*]"]
-    return ["[*]"]
 
 
 def call_arguments(call: cst.Call, function: Function, name: str) -> cst.Arg | None:
     """The argument of `call` that becomes the parameter `name` of `function`."""
     names = [p.name.value for p in parameters(function.node)]
-    if function.owner is not None:
+    if function.owner is not None and not is_decorated(function, "staticmethod"):
         names = names[1:]
     return argument(call, name, names.index(name) if name in names else None)

@@ -8,22 +8,59 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from migrate.batchwise import SAME_VALUE, Batch, Batchwise, Kind, own_sum
+from migrate.batchwise import Batchwise
 from migrate.facts import Facts
+from migrate.kinds import Batch, Kind
 from migrate.source import Source
-from migrate.syntax import dotted, literal, method_name, receiver
+from migrate.syntax import assigned_targets, dotted, literal, method_name, receiver
+from migrate.trained import SAME_VALUE, own_sum
 
 _KEEPING = frozenset(
-    "update append add add_scalar add_scalars log set_postfix set_description info debug warning "
-    "plot line log_metric log_metrics format write critical error set_postfix_str".split()
+    [
+        "update",
+        "append",
+        "add",
+        "add_scalar",
+        "add_scalars",
+        "log",
+        "set_postfix",
+        "set_description",
+        "info",
+        "debug",
+        "warning",
+        "plot",
+        "line",
+        "log_metric",
+        "log_metrics",
+        "step",
+        "format",
+        "write",
+        "critical",
+        "error",
+        "set_postfix_str",
+    ]
 )
-_SHOWING = frozenset("print format info debug warning set_postfix set_description write log".split())
+_SHOWING = frozenset(
+    [
+        "print",
+        "format",
+        "info",
+        "debug",
+        "warning",
+        "set_postfix",
+        "set_description",
+        "write",
+        "log",
+    ]
+)
 _CHECKS = re.compile(r"^(torch|math|numpy)\.(isnan|isinf|isfinite)$")
 _WRITES = re.compile(
     r"^(torch\.save|open|numpy\.save\w*|(json|pickle|yaml|joblib)\.dump|os\.(makedirs|mkdir|remove)"
     r"|shutil\.\w+|torchvision\.utils\.save_image|matplotlib\.pyplot\.savefig|cv2\.imwrite)$"
 )
-_WRITING_METHODS = frozenset("write writerow writerows savefig to_csv save save_checkpoint".split())
+_WRITING_METHODS = frozenset(
+    ["write", "writerow", "writerows", "savefig", "to_csv", "save", "save_checkpoint"]
+)
 
 
 @dataclass(frozen=True)
@@ -90,6 +127,23 @@ class Reductions:
         for assign in source.all(cst.Assign):
             if self.batchwise.keeps_loss(source, assign) and not own.is_own(assign):
                 yield assign.value
+        yield from self._computed(source)
+
+    def _computed(self, source: Source) -> Iterator[cst.BaseExpression]:
+        """`accuracy = hits / n`, `return hits / n`, where both are numbers of the part."""
+        own = self.facts.definitions[source]
+        statements: list[cst.Assign | cst.Return] = [
+            *source.all(cst.Assign),
+            *source.all(cst.Return),
+        ]
+        for statement in statements:
+            value = statement.value
+            if not isinstance(value, cst.BinaryOperation) or own.is_own(statement):
+                continue
+            found = self.batchwise.of(source, value)
+            is_lazy = isinstance(statement, cst.Assign) and found.is_sum
+            if found.is_local and found.number and not is_lazy:
+                yield value
 
     def _climb(self, source: Source, node: cst.BaseExpression) -> cst.BaseExpression:
         """The largest arithmetic around a number that combines it with others of the batch."""
@@ -117,9 +171,9 @@ class Reductions:
 
     def _positions(self, source: Source) -> Iterator[cst.BaseExpression]:
         for assign in source.all(cst.AugAssign):
-            if isinstance(assign.operator, cst.AddAssign | cst.SubtractAssign):
-                if not self._is_position(source, assign.target):
-                    yield from self._added(source, assign.target, assign.value)
+            adds = isinstance(assign.operator, cst.AddAssign | cst.SubtractAssign)
+            if adds and not self._is_position(source, assign.target):
+                yield from self._added(source, assign.target, assign.value)
         for plain in source.all(cst.Assign):
             added = own_sum(plain)
             if added is not None and not self._is_position(source, plain.targets[0].target):
@@ -161,18 +215,19 @@ class Reductions:
             return
         is_statement = isinstance(source.parent(call), cst.Expr)
         is_project = bool(self.facts.flow.callees.get(call)) and is_statement
-        if not (name == "print" or (method_name(call) in _KEEPING and not full.startswith("torch"))):
-            if not is_project or self._trains(source, call):
-                return
+        if not (
+            name == "print" or (method_name(call) in _KEEPING and not full.startswith("torch"))
+        ) and (not is_project or self._trains(source, call)):
+            return
         owner = receiver(call)
         if owner is not None and self.batchwise.is_trained(source, owner):
             return
         for arg in call.args:
             for value in _flat(arg.value):
                 kind = self.batchwise.of(source, value).kind
-                if kind is not Kind.COUNT or name in _SHOWING:
-                    if not (is_project and kind is Kind.SUM):
-                        yield value
+                is_shown = kind is not Kind.COUNT or name in _SHOWING
+                if is_shown and not (is_project and kind is Kind.SUM):
+                    yield value
 
     def _trains(self, source: Source, call: cst.Call) -> bool:
         """Whether a called function trains on what it is given."""
@@ -222,17 +277,18 @@ class Reductions:
         value = self.batchwise.of(source, node)
         if not self.batchwise.is_reduced_here(source, node, value):
             return
-        phase, reason = self._phase(source, node, value), self._obstacle(source, node)
+        phase, reason = self._phase(source, node, value), self.obstacle(source, node)
         if phase is None:
             phase, reason = "", reason or "in a loop that also evaluates"
-        if value.is_mean and not self._obstacle(source, node):
+        if value.is_mean and not self.obstacle(source, node):
             reason = ""
         if value.kind is Kind.METRIC:
             reason = "and the whole batch's cannot be computed from those of the parts"
         guarded = self.facts.rank_guard(source, node) is not None
         yield Reduction(source, node, value, phase, reason, guarded)
 
-    def _obstacle(self, source: Source, node: cst.CSTNode) -> str:
+    def obstacle(self, source: Source, node: cst.CSTNode) -> str:
+        """Why not every process need come to `node`; empty if all do."""
         if self.facts.rank_guard(source, node) or self.facts.only_called_guarded(source, node):
             return "and only one process comes here"
         if self._is_written(source, node):
@@ -281,9 +337,13 @@ class Reductions:
                 full = self.facts.callee(source, item) or ""
                 name = method_name(item) or full
                 owner = dotted(receiver(item)) or ""
-                if _WRITES.match(full) or (name in _WRITING_METHODS and "tqdm" not in (owner + full)):
+                if _WRITES.match(full) or (
+                    name in _WRITING_METHODS and "tqdm" not in (owner + full)
+                ):
                     return True
-                if any(self._writes(f.source, f.node) for f in self.facts.flow.callees.get(item, ())):
+                if any(
+                    self._writes(f.source, f.node) for f in self.facts.flow.callees.get(item, ())
+                ):
                     return True
             if isinstance(item, cst.With) and item.body is not node:
                 calls = [i.item for i in item.items if isinstance(i.item, cst.Call)]
@@ -354,10 +414,13 @@ def _is_invariant(facts: Facts, source: Source, test: cst.CSTNode, loop: cst.For
     """Whether a condition is made of variables that the loop does not set."""
     names = source.inside(test, cst.Name)
     targets = {n.value for n in source.inside(loop.target, cst.Name)}
-    for kind in (cst.Assign, cst.AugAssign, cst.For):
-        for node in source.inside(loop.body, kind):
-            target = node.targets[0].target if isinstance(node, cst.Assign) else node.target
-            targets |= {n.value for n in source.inside(target, cst.Name)}
+    nodes = [
+        node
+        for kind in (cst.Assign, cst.AugAssign, cst.For)
+        for node in source.inside(loop.body, kind)
+    ]
+    for target in (target for node in nodes for target in assigned_targets(node)):
+        targets |= {n.value for n in source.inside(target, cst.Name)}
     calls = source.inside(test, cst.Call)
     return bool(names) and not calls and not any(name.value in targets for name in names)
 
@@ -392,7 +455,9 @@ def _is_assigned(source: Source, node: cst.CSTNode) -> bool:
 def _is_taken_apart(source: Source, node: cst.CSTNode) -> bool:
     """`a, b = f(x)`: the numbers are `a` and `b`."""
     parent = source.parent(node)
-    return isinstance(parent, cst.Assign) and isinstance(parent.targets[0].target, cst.Tuple | cst.List)
+    return isinstance(parent, cst.Assign) and isinstance(
+        parent.targets[0].target, cst.Tuple | cst.List
+    )
 
 
 def _is_text(node: cst.CSTNode) -> bool:
@@ -415,4 +480,3 @@ def _flat(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
             yield from _flat(element.value)
     else:
         yield node
-

@@ -14,11 +14,11 @@ import libcst as cst
 
 from migrate.branches import can_run, known_arguments
 from migrate.loading import Loader, Loop
-from migrate.reaching import Reaching
 from migrate.phases import Unknown, trained_keys
+from migrate.reaching import Reaching
 from migrate.rule import Context
 from migrate.source import Source
-from migrate.syntax import argument, literal
+from migrate.syntax import argument, literal, method_name, receiver
 from migrate.values import Class, External, Instance, Made, Values
 
 POSITIONS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers",
@@ -26,10 +26,10 @@ POSITIONS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "nu
 _SENSITIVE = frozenset(
     {"dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 )
-_PARAMETERS = frozenset(POSITIONS) | frozenset(
-    "timeout worker_init_fn multiprocessing_context generator prefetch_factor persistent_workers "
-    "pin_memory_device in_order".split()
-)
+_PARAMETERS = frozenset(POSITIONS) | {
+    "timeout", "worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor",
+    "persistent_workers", "pin_memory_device", "in_order",
+}  # fmt: skip
 _DISTRIBUTED = ("DistributedSampler", "DistributedWeightedSampler", "DistributedBatchSampler")
 _OWN = ("ShardedSampler", "ShardedBatchSampler", "ShardedIterable")
 
@@ -303,15 +303,14 @@ class _Planner:
             if keys is None:
                 return None
             found |= keys | self.flow.keys(value)
-        for source in self.context.sources:
-            for call in source.all(cst.Call):
-                of = call.func.value if isinstance(call.func, cst.Attribute) else None
-                is_update = of is not None and call.func.attr.value in ("update", "setdefault")  # type: ignore[union-attr]
-                if is_update and self.flow.of(source, of) & values:
-                    more = [self._update_keys(source, arg) for arg in call.args]
-                    if None in more or call.func.attr.value == "setdefault":  # type: ignore[union-attr]
-                        return None
-                    found = found.union(*(keys or set() for keys in more))
+        for source, call in self.context.facts.calls():
+            if method_name(call) not in ("update", "setdefault"):
+                continue
+            if self.flow.of(source, receiver(call)) & values:
+                more = [self._update_keys(source, arg) for arg in call.args]
+                if None in more or method_name(call) == "setdefault":
+                    return None
+                found = found.union(*(keys or set() for keys in more))
         return found
 
     def _update_keys(self, source: Source, arg: cst.Arg) -> set[str] | None:
@@ -368,10 +367,11 @@ class _Planner:
         self, function: cst.FunctionDef, callers: list[tuple[Source, cst.Call]]
     ) -> str:
         """A parameter that tells the calls that want a training loader from the others."""
-        training, others = [], []
+        training: list[dict[str, object]] = []
+        others: list[dict[str, object]] = []
         reached: list[Loop] = []
         loops = self.context.facts.loading.loops_of
-        for source, call in callers:
+        for _, call in callers:
             callee = next(f for f in self.flow.callees[call] if f.node is function)
             known = known_arguments(call, callee, {})
             if not can_run(self.source, self.call, known):

@@ -221,7 +221,7 @@ class Loading:
                 is_call = isinstance(values[0], cst.Call) and ITERATION.search(
                     dotted(values[0].func) or ""
                 )
-                inner = values if is_call or isinstance(values[0], cst.Subscript) else []
+                inner = [*values] if is_call or isinstance(values[0], cst.Subscript) else []
         if not inner or depth > 5:
             return [node]
         return [core for item in inner for core in self.cores(source, item, depth + 1)]
@@ -275,7 +275,8 @@ class Loading:
         """The strings that a name goes through: `for phase in ["train", "val"]`, or a parameter."""
         slot = self.facts.slot(source, name)
         found: list[str] = []
-        for loop in (*source.all(cst.For), *source.all(cst.CompFor)):
+        loops: list[cst.For | cst.CompFor] = [*source.all(cst.For), *source.all(cst.CompFor)]
+        for loop in loops:
             target = loop.target
             if not isinstance(target, cst.Name) or target.value != name.value:
                 continue

@@ -25,14 +25,14 @@ def loss_maker(flow: Flow, source: Source, call: cst.Call) -> tuple[Source, cst.
     for value in flow.of(source, call.func):
         if isinstance(value, External) and LOSS_FUNCTION.match(value.name):
             return source, call, value.name
-        is_made = isinstance(value, Made) and isinstance(value.node, cst.Call)
-        if is_made and LOSS_CLASS.match(value.name):
-            return value.source, value.node, value.name
-        if isinstance(value, Instance) and isinstance(value.node, cst.Call):
-            if not flow.method(value.cls, "forward"):
-                names = [n for n in flow.bases(value.cls)[1] if LOSS_CLASS.match(n)]
-                if names:
-                    return value.source, value.node, names[0]
+        if not isinstance(value, Made | Instance) or not isinstance(value.node, cst.Call):
+            continue
+        names = {value.name} if isinstance(value, Made) else set()
+        if isinstance(value, Instance) and not flow.method(value.cls, "forward"):
+            names = flow.bases(value.cls)[1]
+        name = next(filter(LOSS_CLASS.match, names), None)
+        if name is not None:
+            return value.source, value.node, name
     return None
 
 

@@ -41,6 +41,7 @@ class Names:
 
     def __init__(self, source: Source) -> None:
         self.source = source
+        self._slots: dict[cst.CSTNode, Slot] = {}
 
     @cached_property
     def _scopes(self) -> dict[Scope, set[str]]:
@@ -58,6 +59,10 @@ class Names:
                 names = {item.name.value for item in statement.names}
                 scopes[function] -= names
                 scopes[module] |= names
+        for outer in self.source.all(cst.Nonlocal):
+            function = self.source.function_of(outer)
+            if function is not None:
+                scopes[function] -= {item.name.value for item in outer.names}
         return scopes
 
     def _enter(self, node: cst.CSTNode, scope: Scope, scopes: dict[Scope, set[str]]) -> Scope:
@@ -121,6 +126,12 @@ class Names:
 
     def slot(self, node: cst.CSTNode, name: str) -> Slot:
         """The variable that `name`, used at `node`, stands for."""
+        known = self._slots.get(node)
+        if known is None or known.name != name:
+            known = self._slots[node] = self._slot(node, name)
+        return known
+
+    def _slot(self, node: cst.CSTNode, name: str) -> Slot:
         for scope in self.scopes_around(node):
             if name in self._scopes.get(scope, ()):
                 return Slot(scope, name)

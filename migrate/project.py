@@ -140,10 +140,12 @@ def main_guard(source: Source) -> cst.If | None:
 
 def _roots(entry: Source, folders: Iterable[Path]) -> tuple[Path, ...]:
     """Where imports are looked up: the entry's folder, the one above its package, those given."""
-    top = entry.path.parent
-    while (top / "__init__.py").is_file():
+    here = entry.path.parent
+    top = here.resolve()
+    while (top / "__init__.py").is_file() and top != top.parent:
         top = top.parent
-    return tuple(dict.fromkeys([entry.path.parent, top, *folders]))
+    above = [] if top == here.resolve() else [top]
+    return tuple(dict.fromkeys([here, *above, *folders]))
 
 
 def _module_name(path: Path, root: Path) -> str | None:
@@ -193,12 +195,20 @@ def imported_modules(source: Source) -> Iterator[tuple[str, int]]:
 
 
 def _module_files(source: Source, roots: tuple[Path, ...], name: str, level: int) -> Iterator[Path]:
+    """The file of a module, and those of the packages that it lies in."""
     folders = list(roots)
     if level:
-        folders = [source.path.parents[level - 1]] if level <= len(source.path.parents) else []
+        parents = source.path.resolve().parents
+        if level <= len(source.path.parents):
+            parents = source.path.parents
+        folders = [parents[level - 1]] if level <= len(parents) else []
+    words = name.split(".") if name else []
     for folder in folders:
-        base = folder.joinpath(*name.split(".")) if name else folder
-        for file in (base.with_suffix(".py"), base / "__init__.py"):
-            if name and file.is_file():
-                yield file
-                return
+        packages = [folder.joinpath(*words[:count]) for count in range(1, len(words))]
+        found = [base / "__init__.py" for base in packages]
+        last = folder.joinpath(*words)
+        module = last.with_suffix(".py") if words else last / "__init__.py"
+        found.append(module if module.is_file() else last / "__init__.py")
+        if found[-1].is_file():
+            yield from (file for file in found if file.is_file())
+            return

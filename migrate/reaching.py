@@ -17,8 +17,17 @@ from migrate.names import Names, Slot, parameters
 from migrate.source import Source
 from migrate.syntax import assigned_targets
 
-_BINDING = (cst.Assign, cst.AnnAssign, cst.AugAssign, cst.For, cst.CompFor, cst.NamedExpr, cst.WithItem)
-_BLOCKS = (cst.IndentedBlock, cst.Module, cst.SimpleStatementSuite)
+_BINDING = (
+    cst.Assign,
+    cst.AnnAssign,
+    cst.AugAssign,
+    cst.For,
+    cst.CompFor,
+    cst.NamedExpr,
+    cst.WithItem,
+)
+_BLOCKS = (cst.IndentedBlock, cst.Module, cst.SimpleStatementSuite, cst.SimpleStatementLine)
+_SIMPLE = (cst.SimpleStatementLine, cst.BaseSmallStatement)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +56,7 @@ class Reaching:
         """All bindings of each variable, in the order of the text."""
         found: defaultdict[Slot, list[Binding]] = defaultdict(list)
         for kind in _BINDING:
-            for node in self.source.all(kind):  # type: ignore[type-abstract]
+            for node in self.source.all(kind):
                 for target in assigned_targets(node):
                     for name, path in _names(target):
                         slot = self.names.slot(name, name.value)
@@ -82,7 +91,9 @@ class Reaching:
                 if self._in_block(parent, node, every, found):
                     return list(found.values())
             else:
-                own = [b for b in every if b.node is parent and node is getattr(parent, "body", None)]
+                own = [
+                    b for b in every if b.node is parent and node is getattr(parent, "body", None)
+                ]
                 if own:
                     return [*found.values(), *own]
                 if isinstance(parent, cst.For | cst.While):
@@ -107,7 +118,7 @@ class Reaching:
             if not inside:
                 continue
             if self._always(statement, every):
-                kept = inside[-1:] if isinstance(statement, cst.SimpleStatementLine) else inside
+                kept = inside[-1:] if isinstance(statement, _SIMPLE) else inside
                 found.update({id(b): b for b in kept})
                 return True
             found.update({id(b): b for b in inside})
@@ -143,7 +154,9 @@ class Reaching:
         return any(self._always(item, every) for item in getattr(block, "body", ()))
 
 
-def _names(target: cst.CSTNode, path: tuple[int, ...] = ()) -> Iterator[tuple[cst.Name, tuple[int, ...]]]:
+def _names(
+    target: cst.CSTNode, path: tuple[int, ...] = ()
+) -> Iterator[tuple[cst.Name, tuple[int, ...]]]:
     if isinstance(target, cst.Name):
         yield target, path
     elif isinstance(target, cst.Tuple | cst.List):

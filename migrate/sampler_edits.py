@@ -130,13 +130,8 @@ def _is_simple(node: cst.CSTNode) -> bool:
 
 def _free_name(context: Context, source: Source, call: cst.Call) -> str:
     """A name for a loader's dataset: `train_dataset` for `train_loader`."""
-    statement = source.statement_of(call)
-    targets = [
-        target
-        for small in getattr(statement, "body", ())
-        if isinstance(small, cst.Assign | cst.AnnAssign)
-        for target in assigned_targets(small)
-    ]
+    small = source.around(call, cst.Assign, cst.AnnAssign)
+    targets = assigned_targets(small) if small is not None else []
     target = (dotted(targets[0]) or "").rpartition(".")[2] if targets else ""
     stem = re.sub(r"_?(data_?)?(loader|iter|dl)$", "", target, flags=re.I)
     name = f"{stem.rstrip('_')}_dataset" if stem else "dataset"
@@ -265,7 +260,7 @@ def _wrapped_batches(context: Context, plan: Plan) -> tuple[list[Edit], str]:
     assert arg is not None
     name, need = context.helper(plan.source, "ShardedBatchSampler")
     other = f" if {plan.condition} else {plan.source.code(arg.value)}" if plan.condition else ""
-    edits = [need, *enclose(plan.source, arg.value, f"{name}(", f"){other}")]
+    edits: list[Edit] = [need, *enclose(plan.source, arg.value, f"{name}(", f"){other}")]
     return edits, (
         "a batch that cannot be split evenly repeats some of its samples, so that all parts are "
         "equally long"
@@ -277,7 +272,7 @@ def _wrapped_stream(context: Context, plan: Plan) -> tuple[list[Edit], str]:
     arg = plan.argument("dataset")
     assert arg is not None
     name, need = context.helper(plan.source, "ShardedIterable")
-    edits = [need, *enclose(plan.source, arg.value, f"{name}(", ")")]
+    edits: list[Edit] = [need, *enclose(plan.source, arg.value, f"{name}(", ")")]
     return edits, (
         f"{subject(plan)} gives the same samples in the same order in every process; an uneven "
         "rest is left out"
@@ -291,7 +286,11 @@ def _keywords(context: Context, plan: Plan) -> tuple[list[Edit], str]:
     assert arg is not None
     name, need = context.helper(plan.source, "sharded_arguments")
     dataset, naming = named_dataset(context, plan.source, plan.call, arg)
-    edits = [need, *naming, *enclose(plan.source, star.value, f"{name}({dataset}, **", ")")]
+    edits: list[Edit] = [
+        need,
+        *naming,
+        *enclose(plan.source, star.value, f"{name}({dataset}, **", ")"),
+    ]
     return edits, (
         "the batch size is the global one, as it was before; " + _PADDING.format(subject(plan))
     )

@@ -26,6 +26,7 @@ from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 from migrate.errors import SourceError
 from migrate.syntax import child_nodes
 
+_NEWLINE = re.compile(r"\r\n|\r|\n")
 _ASYNC_ARGUMENT = re.compile(r"([(,]\s*)async(\s*=(?!=))")
 Node = TypeVar("Node", bound=cst.CSTNode)
 Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
@@ -212,28 +213,53 @@ def parse_source(path: Path, content: bytes) -> Source:
         SourceError: not text in the declared encoding, or not Python 3.
     """
     original, encoding, bom = _decode(path, content)
-    text, repaired = _without_async_arguments(original)
+    text, repaired = original, tuple[int, ...]()
     try:
-        module = cst.parse_module(text)
+        module = _parse(path, text)
     except cst.ParserSyntaxError as error:
-        raise _syntax_problem(path, text, error.raw_line) from None
-    except (RecursionError, ValueError) as error:
-        raise SourceError(path, None, f"cannot be parsed: {error}") from None
+        text, repaired = _without_async_arguments(original)
+        if not repaired:
+            raise _syntax_problem(path, text, error.raw_line) from None
+        module = _parse_repaired(path, text)
     if module.code != text:
         raise SourceError(path, None, "does not survive parsing unchanged; nothing was rewritten")
     positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(ByteSpanPositionProvider)
     spans = {node: Span(at.start, at.start + at.length) for node, at in positions.items()}
-    parents = _parents(module)
-    return Source(path, text, encoding, bom, module, spans, parents, original, repaired)
+    source = Source(path, text, encoding, bom, module, spans, _parents(module), original, repaired)
+    for handler in source.all(cst.ExceptHandler):
+        if _is_python_2(handler):
+            raise _syntax_problem(path, text, source.line_of(handler))
+    return source
+
+
+def _parse(path: Path, text: str) -> cst.Module:
+    try:
+        return cst.parse_module(text)
+    except (RecursionError, ValueError) as error:
+        raise SourceError(path, None, f"cannot be parsed: {error}") from None
+
+
+def _parse_repaired(path: Path, text: str) -> cst.Module:
+    try:
+        return _parse(path, text)
+    except cst.ParserSyntaxError as error:
+        raise _syntax_problem(path, text, error.raw_line) from None
+
+
+def _is_python_2(handler: cst.ExceptHandler) -> bool:
+    """`except Problem, error:`, which Python 3.14 reads as two types."""
+    types = handler.type
+    if not isinstance(types, cst.Tuple) or types.lpar or len(types.elements) != 2:
+        return False
+    second = types.elements[1].value
+    return isinstance(second, cst.Name) and second.value.islower()
 
 
 def _without_async_arguments(text: str) -> tuple[str, tuple[int, ...]]:
     """`x.cuda(async=True)`, from before Python 3.7, with its name since torch 0.4."""
-    if not _ASYNC_ARGUMENT.search(text):
-        return text, ()
-    lines = text.splitlines(keepends=True)
-    repaired = [n for n, line in enumerate(lines, 1) if _ASYNC_ARGUMENT.search(line)]
-    return _ASYNC_ARGUMENT.sub(r"\1non_blocking\2", text), tuple(repaired)
+    ends = [found.end() for found in _ASYNC_ARGUMENT.finditer(text)]
+    lines = tuple(len(_NEWLINE.findall(text[:end])) + 1 for end in ends)
+    return _ASYNC_ARGUMENT.sub(r"\1non_blocking\2", text), tuple(dict.fromkeys(lines))
 
 
 def _decode(path: Path, content: bytes) -> tuple[str, str, bytes]:
@@ -260,7 +286,7 @@ def _not_text(path: Path, content: bytes, error: UnicodeDecodeError) -> SourceEr
 
 def _syntax_problem(path: Path, text: str, line: int) -> SourceError:
     """What keeps a file from being Python 3, by the first line that gives a reason."""
-    lines = [item.strip() for item in text.splitlines()]
+    lines = [item.strip() for item in _NEWLINE.split(text)]
     for number, shown in enumerate(lines, 1):
         if re.match(r"(print|exec)\s+[^=(\s]|except [\w.]+, ?\w+:|raise \w+, ", shown):
             problem = f"Python 2 source ({shown[:60]!r}); port it first, for example with 2to3"

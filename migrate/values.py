@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from migrate.source import Source
+from migrate.syntax import dotted, string_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +73,31 @@ class Method:
 Value = External | File | Function | Class | Instance | Made | Method
 Values = frozenset[Value]
 NOTHING: Values = frozenset()
+
+
+def is_decorated(function: Function, name: str) -> bool:
+    """Whether a function stands under `@name`."""
+    return any(dotted(item.decorator) == name for item in function.node.decorators)
+
+
+def identity(value: Value) -> object:
+    """What a value's attributes and elements are filed under."""
+    match value:
+        case Instance():
+            return value.cls.node
+        case Made() | Class() | Function():
+            return value.node
+        case _:
+            return value
+
+
+def subscript_keys(node: cst.Subscript) -> list[str]:
+    """The slots a subscript means: the one of a constant key, and that of any key."""
+    index = node.slice[0].slice if len(node.slice) == 1 else None
+    if isinstance(index, cst.Index):
+        text = string_value(index.value)
+        if text is not None:
+            return [f"[{text!r}]", "[*]"]
+        if isinstance(index.value, cst.Integer):
+            return [f"[{index.value.value}]", "[*]"]
+    return ["[*]"]

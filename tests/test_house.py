@@ -220,10 +220,11 @@ def test_the_help_is_quick_because_little_is_imported(package: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPO)
 
 
-def test_the_documentation_of_formats_is_fresh() -> None:
+def test_the_generated_documentation_is_fresh() -> None:
     code = (
         "import generate as g; "
         "assert g.PAGE.read_text() == g.page(); "
+        "assert g.RULES_PAGE.read_text() == g.rules_page(); "
         "assert g.README.read_text() == g.readme(g.README.read_text())"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPO / "docs")

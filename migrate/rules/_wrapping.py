@@ -53,15 +53,26 @@ def early_optimizer(context: Context, wrap: Wrap) -> cst.CSTNode | None:
         for home, call in facts.optimizers
         if models_of_optimizer(facts, home, call) & model_values
     ]
-    function = source.function_of(wrap.call)
-    before = [
-        source.statement_of(call)
+    above = [
+        call
         for call in source.all(cst.Call)
-        if source.function_of(call) is function
+        if source.function_of(call) is source.function_of(wrap.call)
         and source.span(call).start < source.span(wrap.call).start
-        and _makes(context, source, call, makers)
     ]
-    return before[0] if before else None
+    if not any(_makes(context, source, call, makers) for call in above):
+        return None
+    for call in above:
+        if _makes(context, source, call, makers) or _takes_parameters(context, source, call, wrap):
+            return source.statement_of(call)
+    return None
+
+
+def _takes_parameters(context: Context, source: Source, call: cst.Call, wrap: Wrap) -> bool:
+    """Whether a call lists the parameters, which are others once they are sharded."""
+    if method_name(call) not in ("parameters", "named_parameters"):
+        return False
+    values = {*wrap.inner, *context.flow.of(source, wrap.call)}
+    return bool(context.flow.of(source, receiver(call)) & values)
 
 
 def _makes(

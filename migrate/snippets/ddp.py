@@ -1,6 +1,9 @@
 """Written into scripts that train with DistributedDataParallel."""
 
+import itertools
+
 import torch
+import torch.distributed as dist
 
 
 def wrap_model(model, find_unused_parameters=False):
@@ -14,3 +17,10 @@ def wrap_model(model, find_unused_parameters=False):
     return torch.nn.parallel.DistributedDataParallel(
         model, device_ids=device_ids, find_unused_parameters=find_unused_parameters
     )
+
+
+def share_weights(model):
+    """Every process takes the main process's weights. All of them must call it."""
+    if dist.is_initialized():
+        for tensor in itertools.chain(model.parameters(), model.buffers()):
+            dist.broadcast(tensor.detach(), src=0)

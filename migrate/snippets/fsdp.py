@@ -5,7 +5,7 @@ import itertools
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
@@ -40,8 +40,13 @@ def full_state(state, prefix=""):
 
 def load_full_state(model, state_dict, strict=True):
     """Load a whole model's `state_dict`, read by every process, into the sharded `model`."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # after a forward pass alone, weights are still whole
     if all(name.startswith("module.") for name in state_dict):
         state_dict = {name[len("module.") :]: value for name, value in state_dict.items()}
+    if any(isinstance(value, DTensor) for value in state_dict.values()):
+        return model.load_state_dict(state_dict, strict)
     options = StateDictOptions(full_state_dict=True, strict=strict)
     return set_model_state_dict(model, state_dict, options=options)
 

@@ -11,4 +11,6 @@ TARGET = Target(
     wrap="shard_model",
     has_wrapper=False,
     shards=True,
+    other_methods="after the model is sharded: torch.distributed.fsdp.register_fsdp_forward_method("
+    "{model}, {method!r})",
 )

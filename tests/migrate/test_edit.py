@@ -133,7 +133,10 @@ def test_a_one_line_block_opens_for_a_line_above() -> None:
 
 def test_the_only_statement_of_a_block_leaves_pass() -> None:
     src = source("if a:\n    b()\nc()\nd()\n")
-    edits = [delete_statement(src, statement(src, "b()")), delete_statement(src, statement(src, "c()"))]
+    edits = [
+        delete_statement(src, statement(src, "b()")),
+        delete_statement(src, statement(src, "c()")),
+    ]
     assert done(src, *edits) == "if a:\n    pass\nd()\n"
 
 
@@ -147,9 +150,7 @@ def test_neighbouring_guards_share_one_if() -> None:
 
 def test_a_guard_leaves_the_inside_of_strings_alone() -> None:
     src = source('a("""x\n  y\n""", 1)\n')
-    assert done(src, Guard(src, statement(src, "a("), "m")) == (
-        'if m:\n    a("""x\n  y\n""", 1)\n'
-    )
+    assert done(src, Guard(src, statement(src, "a("), "m")) == ('if m:\n    a("""x\n  y\n""", 1)\n')
 
 
 def test_a_guard_of_a_one_line_block() -> None:
@@ -172,7 +173,10 @@ def test_edits_inside_a_guarded_statement_survive() -> None:
 
 def test_windows_newlines_are_kept() -> None:
     src = source("a()\r\nb()\r\n")
-    edits = [Guard(src, statement(src, "b()"), "m"), insert_after(src, statement(src, "a()"), ["x"])]
+    edits = [
+        Guard(src, statement(src, "b()"), "m"),
+        insert_after(src, statement(src, "a()"), ["x"]),
+    ]
     assert done(src, *edits) == "a()\r\nx\r\nif m:\r\n    b()\r\n"
 
 

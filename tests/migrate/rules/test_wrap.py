@@ -105,3 +105,11 @@ def test_batch_norm_is_synchronised_before_weights_are_sharded() -> None:
     text = rewritten(code, "MG20", "fsdp")
     assert "shard_model(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model))\nopt" in text
     assert "DataParallel" not in text
+
+
+def test_weights_are_sharded_above_the_place_that_lists_the_parameters() -> None:
+    code = (
+        f"{MODEL}groups = []\nfor name, p in model.named_parameters():\n    groups.append(p)\n"
+        "opt = torch.optim.SGD(groups, 1)\nmodel = nn.DataParallel(model)\n"
+    )
+    assert "groups = []\nshard_model(model)\nfor name" in rewritten(code, "MG201", "fsdp")

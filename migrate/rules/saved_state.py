@@ -1,0 +1,90 @@
+"""Weights or an optimizer's state are saved.
+
+Why it matters: the names of the weights in the file, with or without `module.` in front, decide who
+can load it. Where the target shards, each process holds only a part of every tensor; a file of one
+process would hold only its part, and nothing would say so.
+
+Safety: safe. With a wrapper nothing changes. Sharded tensors are made whole by all processes, where
+the state was read: `full_state(model.state_dict())`, and the file has the names that it had.
+With `--ckpt-keys clean` it has those of the model itself.
+
+Before::
+
+    model = nn.Linear(2, 2)
+    model = nn.DataParallel(model)
+    torch.save(model.module.state_dict(), "model.pt")
+
+After::
+
+    model = nn.Linear(2, 2)
+    model = nn.DataParallel(model)
+    torch.save(full_state(model.module.state_dict()), "model.pt")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from migrate.edit import Edit, Text, enclose
+from migrate.files import is_main_only
+from migrate.finding import Applicability, Finding
+from migrate.rule import Context, Rule
+from migrate.source import Source
+from migrate.state import is_sharded_state, is_wrapper, saved_states
+from migrate.syntax import dotted, receiver
+from migrate.wrappers import is_unwrapped
+
+
+class SavedState(Rule):
+    """Finds the `state_dict()` calls whose results are saved."""
+
+    code = "MG503"
+    title = "what a checkpoint file holds"
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """One finding for every state that is read in another way than before."""
+        for call, source in saved_states(context).items():
+            if context.target.shards:
+                if is_sharded_state(context, source, call) and not _is_whole(context, source, call):
+                    yield self._whole(context, source, call)
+            elif context.target.has_wrapper and context.options.ckpt_keys == "clean":
+                yield from self._clean(context, source, call)
+
+    def _whole(self, context: Context, source: Source, call: cst.Call) -> Finding:
+        shown = source.code(receiver(call))  # type: ignore[arg-type]
+        if is_main_only(context, source, call):
+            message = f"only one process reads the state of {shown}, which all hold a part of"
+            advice = f"call full_state({source.code(call)}) in all processes, before the condition"
+            return self.finding(source, call, message, advice=advice)
+        name, need = context.helper(source, "full_state")
+        prefix = ""
+        if context.options.ckpt_keys == "keep" and _has_prefix(context, source, receiver(call)):
+            prefix = ', prefix="module."'
+        edits: list[Edit] = [*enclose(source, call, f"{name}(", f"{prefix})"), need]
+        return self.finding(source, call, f"gathers the whole state of {shown}", edits)
+
+    def _clean(self, context: Context, source: Source, call: cst.Call) -> Iterator[Finding]:
+        model = receiver(call)
+        if model is None or not _has_prefix(context, source, model):
+            return
+        stop = source.span(model).stop
+        edits: list[Edit] = [Text(source, stop, stop, ".module")]
+        message = f"saves {source.code(model)} without `module.` before the names"
+        assumption = "whoever loads this file expects the model's own names"
+        policy = Applicability.POLICY
+        yield self.finding(source, call, message, edits, policy, assumption=assumption)
+
+
+def _has_prefix(context: Context, source: Source, model: cst.BaseExpression | None) -> bool:
+    """Whether the names in a model's state began with `module.`."""
+    is_bare = is_unwrapped(context, source, model)
+    return is_wrapper(context, source, model) and not is_bare
+
+
+def _is_whole(context: Context, source: Source, call: cst.Call) -> bool:
+    """Whether the state goes through `full_state` already."""
+    own = context.facts.definitions[source].name("full_state")
+    around = source.around(call, cst.Call)
+    return around is not None and dotted(around.func) == own

@@ -1,0 +1,1 @@
+"""Runs users' training scripts unmodified, with or without GPUs, and records what they did."""
