@@ -8,6 +8,7 @@ tells which loops the batch comes from, for only training loops deal batches out
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import libcst as cst
 
@@ -26,6 +27,8 @@ from migrate.kinds import (
     over_batch,
 )  # fmt: skip
 from migrate.losses import loss_reduction
+from migrate.names import Slot
+from migrate.once import once
 from migrate.reaching import Binding
 from migrate.source import Source
 from migrate.syntax import dotted, literal, method_name, receiver
@@ -434,25 +437,39 @@ class Batchwise(Trained):
         return any(self._reduces(function) for function in self.flow.callees.get(call, ()))
 
     def _reduces(self, function: Function) -> bool:
-        if method_of_module(function):
-            return False
-        return any(
-            (self.facts.callee(function.source, call) or "").startswith("torch.distributed.")
-            and (self.facts.callee(function.source, call) or "").endswith(_COLLECTIVE)
-            for call in function.source.inside(function.node, cst.Call)
-        )
+        return not method_of_module(function) and function.node in self._reducing
+
+    @cached_property
+    def _reducing(self) -> set[cst.FunctionDef | None]:
+        """The functions in which a collective is called."""
+        return {
+            source.function_of(call)
+            for source, call in self.facts.calls_of(r"^torch\.distributed\.")
+            if (self.facts.callee(source, call) or "").endswith(_COLLECTIVE)
+        }
 
     def _reduced_in_place(self, source: Source, node: cst.Name) -> bool:
         """`dist.all_reduce(x)` before this read of `x`."""
-        slot = self.facts.slot(source, node)
-        for call in source.all(cst.Call):
+        places = self._in_place.get(self.facts.slot(source, node), ())
+        return any(start < source.span(node).start for start in places)
+
+    @cached_property
+    def _in_place(self) -> dict[Slot, list[int]]:
+        """For each variable, where a collective changes it."""
+        found: dict[Slot, list[int]] = {}
+        for source, call in self.facts.calls_of(r"^torch\.distributed\."):
             full = self.facts.callee(source, call) or ""
-            if not (full.startswith("torch.distributed.") and full.endswith(_COLLECTIVE)):
-                continue
             first = call.args[0].value if call.args else None
-            if isinstance(first, cst.Name) and self.facts.slot(source, first) == slot:
-                return source.span(call).start < source.span(node).start
-        return False
+            if full.endswith(_COLLECTIVE) and isinstance(first, cst.Name):
+                slot = self.facts.slot(source, first)
+                found.setdefault(slot, []).append(source.span(call).start)
+        return found
+
+
+@once
+def batchwise(facts: Facts) -> Batchwise:
+    """The evaluator of a program, shared by the rules."""
+    return Batchwise(facts)
 
 
 def _is_empty(node: cst.CSTNode | None) -> bool:

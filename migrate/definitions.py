@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import libcst as cst
 
 from migrate.edit import Text
-from migrate.names import Names
+from migrate.names import Names, bindings
 from migrate.source import Source
-from migrate.syntax import dotted, is_docstring
+from migrate.syntax import block_statements, dotted, is_docstring
 
 SNIPPETS = Path(__file__).parent / "snippets"
+_HEADER = re.compile(rb"(?:#[^\r\n]*(?:\r\n|\r|\n|$))+(?=[\r\n]|$)")
+_CODING = re.compile(rb"(?:#(?:!|[^\r\n]*coding[:=])[^\r\n]*(?:\r\n|\r|\n)){1,2}")
+_HARMLESS = re.compile(
+    r"(sys|warnings|os\.path|os\.environ|site|resource|matplotlib|mpl|plt|cv2|mp|\w*Path)\b"
+    r"|(print|str|len|__import__|os\.getcwd|os\.getenv|logging\.getLogger)$|\w+Error$"
+    r"|.*\.(set_printoptions|set_start_method|set_sharing_strategy|filterwarnings|simplefilter)$"
+)
+"""Calls that often stand between imports, and that nothing has to be done about."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class Definitions:
             if isinstance(node, cst.FunctionDef | cst.ClassDef):
                 name = node.name.value.rstrip("_")
                 known = self.available.get(name)
-                if known and _same_text(known.text, self.source.code(node), name, node.name.value):
+                if known and _shape(known.text) == _shape(self.source.code(node)):
                     yield node
 
     def is_own(self, node: cst.CSTNode) -> bool:
@@ -118,11 +127,8 @@ class Definitions:
         renames = {name: self.name(name) for name in self.available}
         lines: list[str] = []
         for bound, line in sorted(imports.items(), key=lambda item: item[1]):
-            if bound not in self.names.module_names:
-                lines.append(line + "\n")
-            elif not self._bound_by(bound, line):
-                renames[bound] = line.split()[1]
-                lines += [] if "torch" in self.names.module_names else ["import torch\n"]
+            renames[bound], missing = self._import(bound, line)
+            lines += [missing + "\n"] if missing else []
         for item in ordered:
             lines.append("\n\n" + _renamed(item.text, renames))
         return [self._place("".join(lines))]
@@ -136,6 +142,33 @@ class Definitions:
                 found.add(name)
                 queue += self.available[name].uses
         return found
+
+    def _import(self, bound: str, line: str) -> tuple[str, str | None]:
+        """The name under which the file has what an import binds, and the import to add for it."""
+        name = bound
+        while name in self.names.module_names:
+            if self._bound_by(name, line):
+                return name, None if name in self._early else _aliased(line, name)
+            name += "_"
+        return name, _aliased(line, name)
+
+    @cached_property
+    def _early(self) -> set[str]:
+        """The names that are imported before the place for definitions, whatever happens."""
+        body = list(self.source.module.body)
+        anchor = last_leading_import(self.source)
+        certain: list[cst.CSTNode] = []
+        for statement in body[: body.index(anchor) + 1] if anchor in body else []:
+            is_try = isinstance(statement, cst.Try)
+            certain += block_statements(statement.body) if is_try else [statement]  # type: ignore[attr-defined]
+        return {
+            name
+            for line in certain
+            if isinstance(line, cst.SimpleStatementLine)
+            for small in line.body
+            if isinstance(small, cst.Import | cst.ImportFrom)
+            for name, _ in bindings(small)
+        }
 
     def _bound_by(self, bound: str, line: str) -> bool:
         """Whether the module's `bound` is what the import statement `line` would bind."""
@@ -153,7 +186,10 @@ class Definitions:
         newline = source.newline
         text = text.replace("\n", newline)
         if anchor is None:
-            return Text(source, 0, 0, text.lstrip() + newline * 2, order=(-9, 0))
+            at = _after_header(source.data)
+            is_cut = at > 0 and not source.data[:at].endswith((b"\n", b"\r"))
+            text = (newline if is_cut else "") + text.lstrip() + newline * 2
+            return Text(source, at, at, text, order=(-9, 0))
         end = source.line_end(max(source.span(anchor).stop - 1, 0))
         if not source.data[:end].endswith((b"\n", b"\r")):
             text = newline + text
@@ -162,11 +198,26 @@ class Definitions:
         return Text(source, end, end, text, order=(-9, 0))
 
 
-def _same_text(known: str, given: str, name: str, given_name: str) -> bool:
-    def shape(text: str) -> str:
-        return "".join(re.sub(r"\b(\w+?)_*\b", r"\1", text).split())
+def _aliased(line: str, name: str) -> str:
+    """An import statement that binds `name`."""
+    plain = line.partition(" as ")[0]
+    return plain if plain.split()[-1] == name else f"{plain} as {name}"
 
-    return shape(known) == shape(given.replace(given_name, name))
+
+def _after_header(data: bytes) -> int:
+    """Where the comments end that a file begins with, if they are not those of its first line."""
+    found = _HEADER.match(data) or _CODING.match(data)
+    return found.end() if found else 0
+
+
+@cache
+def _shape(text: str) -> str | None:
+    """What a definition is, however it is laid out, and whatever underscores its names end with."""
+    try:
+        tree = ast.dump(ast.parse(text))
+    except SyntaxError:
+        return None
+    return re.sub(r"\\[nrt]|\s|(?<=\w)_+(?=\W)", "", tree)
 
 
 def _renamed(text: str, renames: dict[str, str]) -> str:
@@ -188,6 +239,16 @@ def last_leading_import(source: Source) -> cst.CSTNode | None:
         if isinstance(statement, cst.If) and "__main__" in source.code(statement.test):
             break
         imports = source.inside(statement, cst.Import) + source.inside(statement, cst.ImportFrom)
+        if not (imports and isinstance(statement, cst.Try)) and _runs(source, statement):
+            break
         if imports or (last is None and is_docstring(statement)):
             last = statement
     return last
+
+
+def _runs(source: Source, statement: cst.CSTNode) -> bool:
+    """Whether a statement does more than what people do between imports."""
+    test = source.span(statement.test) if isinstance(statement, cst.If) else None
+    calls = [call for call in source.inside(statement, cst.Call)
+             if test is None or source.span(call).start >= test.stop]  # fmt: skip
+    return not all(_HARMLESS.match(dotted(call.func) or "") for call in calls)

@@ -30,7 +30,9 @@ DISTRIBUTED = re.compile(
 _OPTIMIZER = re.compile(
     r"(Adam|SGD|Rprop|RMSprop|Adagrad|Adadelta|LBFGS|Adafactor|Optimizer|LAMB|create_optimizer)"
 )
-_RANK_WORD = re.compile(r"rank|is_main|is_master|main_process|master_process|get_rank", re.I)
+_RANK_WORD = re.compile(
+    r"rank|is_main|is_master|(?<!from_)main_process|master_process|get_rank", re.I
+)
 _READS = frozenset({"parameters", "named_parameters", "state_dict", "modules", "children"})
 
 

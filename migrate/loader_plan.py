@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 
 import libcst as cst
 
 from migrate.branches import can_run, known_arguments
 from migrate.loading import Loader, Loop
+from migrate.once import once
 from migrate.phases import Unknown, trained_keys
 from migrate.reaching import Reaching
 from migrate.rule import Context
@@ -92,7 +92,7 @@ def loader_argument(call: cst.Call, name: str) -> cst.Arg | None:
     return argument(call, name, POSITIONS.index(name) if name in POSITIONS else None)
 
 
-@lru_cache(maxsize=2)
+@once
 def plans(context: Context) -> tuple[Plan, ...]:
     """What becomes of every loader that trains."""
     every = (_Planner(context, loader).plan() for loader in context.facts.loaders if loader.trains)

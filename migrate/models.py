@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from migrate.facts import Facts, Wrap
+from migrate.once import once
 from migrate.source import Source
 from migrate.syntax import dotted, method_name, receiver
 from migrate.values import Class, External, Function, Instance, Made, Value, Values
@@ -38,6 +39,7 @@ class Bare:
     value: Value
 
 
+@once
 def trained_models(facts: Facts) -> Values:
     """The models whose parameters an optimizer is given."""
     found: set[Value] = set()
@@ -72,6 +74,7 @@ def _behind_names(facts: Facts, source: Source, node: cst.CSTNode, depth: int = 
     return frozenset(found)
 
 
+@once
 def submodule_wraps(facts: Facts) -> list[Wrap]:
     """The wraps of a part of a model: `model.features = DataParallel(model.features)`."""
     found = []
@@ -86,6 +89,7 @@ def submodule_wraps(facts: Facts) -> list[Wrap]:
     return found
 
 
+@once
 def bare_models(facts: Facts) -> list[Bare]:
     """The trained models that nothing wraps as a whole, and where they are complete."""
     parts = {value for wrap in submodule_wraps(facts) for value in wrap.inner}

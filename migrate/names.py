@@ -72,7 +72,7 @@ class Names:
                 if isinstance(single, cst.Name):
                     scopes[scope].add(single.value)
         if isinstance(node, cst.Import | cst.ImportFrom):
-            scopes[scope].update(name for name, _ in _bindings(node))
+            scopes[scope].update(name for name, _ in bindings(node))
         if isinstance(node, cst.ExceptHandler) and node.name is not None:
             scopes[scope].update(dotted(node.name.name) or "" for _ in (1,))
         if isinstance(node, cst.FunctionDef | cst.ClassDef):
@@ -88,7 +88,7 @@ class Names:
         found: dict[str, Import] = {}
         for kind in (cst.Import, cst.ImportFrom):
             for node in self.source.all(kind):
-                found.update(_bindings(node))  # type: ignore[arg-type]
+                found.update(bindings(node))  # type: ignore[arg-type]
         return found
 
     @property
@@ -151,7 +151,8 @@ def parameters(function: cst.CSTNode) -> list[cst.Param]:
     return [*given.posonly_params, *given.params, *given.kwonly_params, *stars]
 
 
-def _bindings(node: cst.Import | cst.ImportFrom) -> Iterator[tuple[str, Import]]:
+def bindings(node: cst.Import | cst.ImportFrom) -> Iterator[tuple[str, Import]]:
+    """The names that an import statement binds; none for `import *`."""
     if isinstance(node.names, cst.ImportStar):
         return
     for alias in node.names:

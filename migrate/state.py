@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from weakref import WeakKeyDictionary
 
 import libcst as cst
 
@@ -16,6 +15,7 @@ from migrate.facts import DATA_PARALLEL
 from migrate.flow import Flow
 from migrate.models import bare_models
 from migrate.names import Slot
+from migrate.once import once
 from migrate.rule import Context
 from migrate.source import Source
 from migrate.syntax import argument, method_name, receiver
@@ -30,8 +30,6 @@ _LOADING = re.compile(
 
 
 _COPY = re.compile(r"^copy\.(deep)?copy$")
-_PARALLEL: WeakKeyDictionary[Context, Values] = WeakKeyDictionary()
-_SAVED: WeakKeyDictionary[Context, dict[cst.Call, Source]] = WeakKeyDictionary()
 
 
 def models_at(context: Context, source: Source, node: cst.CSTNode | None) -> Values:
@@ -52,11 +50,10 @@ def is_wrapper(context: Context, source: Source, node: cst.CSTNode | None) -> bo
     )
 
 
+@once
 def bare_values(context: Context) -> Values:
     """The trained models that the script itself does not make parallel."""
-    if context not in _PARALLEL:
-        _PARALLEL[context] = frozenset(bare.value for bare in bare_models(context.facts))
-    return _PARALLEL[context]
+    return frozenset(bare.value for bare in bare_models(context.facts))
 
 
 def is_parallel(context: Context, source: Source, node: cst.CSTNode | None) -> bool:
@@ -94,14 +91,9 @@ def saves(context: Context) -> Iterator[tuple[Source, cst.Call, cst.BaseExpressi
                 yield source, call, arg.value
 
 
+@once
 def saved_states(context: Context) -> dict[cst.Call, Source]:
     """The `state_dict()` calls whose results are saved."""
-    if context not in _SAVED:
-        _SAVED[context] = _saved_states(context)
-    return _SAVED[context]
-
-
-def _saved_states(context: Context) -> dict[cst.Call, Source]:
     found: dict[cst.Call, Source] = {}
     seen: set[Value] = set()
     slots = _slots_of(context.flow)

@@ -137,12 +137,19 @@ class Trained:
         return found
 
     def _appended(self, source: Source, slot: object) -> list[tuple[Source, cst.CSTNode]]:
-        found: list[tuple[Source, cst.CSTNode]] = []
-        for call in source.all(cst.Call):
-            owner = receiver(call)
-            keeps = method_name(call) in ("append", "extend", "update", "add")
-            if keeps and isinstance(owner, cst.Name) and self.facts.slot(source, owner) == slot:
-                found += [(source, arg.value) for arg in call.args]
+        return self._kept.get((source, slot), [])
+
+    @cached_property
+    def _kept(self) -> dict[tuple[Source, object], list[tuple[Source, cst.CSTNode]]]:
+        """For each variable, what is appended to it or added."""
+        found: dict[tuple[Source, object], list[tuple[Source, cst.CSTNode]]] = {}
+        for source in self.facts.project.sources:
+            for call in source.all(cst.Call):
+                owner = receiver(call)
+                keeps = method_name(call) in ("append", "extend", "update", "add")
+                if keeps and isinstance(owner, cst.Name):
+                    items = found.setdefault((source, self.facts.slot(source, owner)), [])
+                    items += [(source, arg.value) for arg in call.args]
         return found
 
     def _is_scalar(self, source: Source, node: cst.Name) -> bool:

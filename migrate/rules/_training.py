@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import libcst as cst
 
 from migrate.batchwise import Batchwise
+from migrate.batchwise import batchwise as shared_batchwise
 from migrate.facts import DATA_PARALLEL, DISTRIBUTED, FUNCTIONAL
 from migrate.flow import SAME_OBJECT
 from migrate.leaving import Reductions
@@ -23,7 +24,7 @@ from migrate.values import Class, Function, Instance, Made, Value, Values
 
 _MAIN = re.compile(
     r"rank\w*(\(\))?\s*==\s*0|rank\w*(\(\))?\s*in\s*[\[({]\s*-1,\s*0|rank\w*(\(\))?\s*<\s*1"
-    r"|\bnot\s+[\w.]*rank\w*(\(\))?(?![\w.(=<>])|is_main|is_master|is_rank_?(zero|0)|main_process|master_process"
+    r"|\bnot\s+[\w.]*rank\w*(\(\))?(?![\w.(=<>])|is_main|is_master|is_rank_?(zero|0)|(?<!from_)main_process|master_process"
 )
 _NO_RANK = re.compile(r"rank\w*\s*==\s*-\s*1", re.I)
 _NO_GRAPH = frozenset({"detach", "item", "numpy", "tolist", "size", "argmax", "backward", "shape"})
@@ -51,7 +52,7 @@ class Training:
     @cached_property
     def batchwise(self) -> Batchwise:
         """What the numbers of the program have to do with the batch."""
-        return Batchwise(self.facts)
+        return shared_batchwise(self.facts)
 
     @cached_property
     def reduced(self) -> dict[cst.CSTNode, Source]:

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.batchwise import Batchwise
+from migrate.batchwise import batchwise as shared_batchwise
 from migrate.finding import Applicability, Effect, Finding
 from migrate.kinds import Kind
 from migrate.rule import Context, Rule
@@ -49,7 +50,7 @@ class BatchLoss(Rule):
 
     def check(self, context: Context) -> Iterator[Finding]:
         """One finding for every function that does so; one for every mix of samples."""
-        batchwise = Batchwise(context.facts)
+        batchwise = shared_batchwise(context.facts)
         seen: set[object] = set()
         for source, expression in batchwise.trained_expressions:
             nodes = [

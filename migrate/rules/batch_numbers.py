@@ -40,6 +40,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.batchwise import Batchwise
+from migrate.batchwise import batchwise as shared_batchwise
 from migrate.edit import Edit, enclose
 from migrate.finding import Applicability, Effect, Finding
 from migrate.kinds import Batch, Kind
@@ -56,7 +57,7 @@ class BatchNumbers(Rule):
 
     def check(self, context: Context) -> Iterator[Finding]:
         """One finding for every number; those that cannot be edited once for each variable."""
-        batchwise = Batchwise(context.facts)
+        batchwise = shared_batchwise(context.facts)
         seen: set[tuple[Source, str]] = set()
         for reduction in Reductions(context.facts, batchwise).all():
             source, node = reduction.source, reduction.node

@@ -29,6 +29,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.batchwise import Batchwise
+from migrate.batchwise import batchwise as shared_batchwise
 from migrate.edit import Edit, enclose
 from migrate.finding import Applicability, Effect, Finding
 from migrate.kinds import Kind
@@ -46,7 +47,7 @@ class CountedMean(Rule):
 
     def check(self, context: Context) -> Iterator[Finding]:
         """One finding for every division, and for every loss that divides inside."""
-        batchwise = Batchwise(context.facts)
+        batchwise = shared_batchwise(context.facts)
         seen: set[cst.CSTNode] = set()
         for source, expression in batchwise.trained_expressions:
             for division in source.inside(expression, cst.BinaryOperation):

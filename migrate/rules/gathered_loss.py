@@ -28,6 +28,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.batchwise import Batchwise
+from migrate.batchwise import batchwise as shared_batchwise
 from migrate.finding import Effect, Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source
@@ -44,7 +45,7 @@ class GatheredLoss(Rule):
 
     def check(self, context: Context) -> Iterator[Finding]:
         """One finding for every place that counts on one value for each device."""
-        batchwise = Batchwise(context.facts)
+        batchwise = shared_batchwise(context.facts)
         for source in context.sources:
             own = context.facts.definitions[source]
             for node in source.all(cst.Subscript):

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.batchwise import Batchwise
+from migrate.batchwise import batchwise as shared_batchwise
 from migrate.edit import enclose
 from migrate.finding import Effect, Finding
 from migrate.leaving import Reductions
@@ -69,7 +69,7 @@ class GradientReads(Rule):
         """One finding for every norm that is used and every gradient that is looked at."""
         if not context.target.shards:
             return
-        reductions = Reductions(context.facts, Batchwise(context.facts))
+        reductions = Reductions(context.facts, shared_batchwise(context.facts))
         for source, call in context.facts.calls_of(_CLIP):
             if _is_used(source, call) and _of_wrapped(context, source, call):
                 yield self._read(source, call, reductions)

@@ -28,6 +28,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.batchwise import Batchwise
+from migrate.batchwise import batchwise as shared_batchwise
 from migrate.finding import Effect, Finding
 from migrate.kinds import Kind
 from migrate.rule import Context, Rule
@@ -47,7 +48,7 @@ class MemoryBank(Rule):
 
     def check(self, context: Context) -> Iterator[Finding]:
         """One finding for every memory."""
-        batchwise = Batchwise(context.facts)
+        batchwise = shared_batchwise(context.facts)
         yield from self._written(batchwise, context)
         if context.target.shards:
             yield from self._buffers(batchwise, context)

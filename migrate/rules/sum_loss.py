@@ -30,6 +30,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.batchwise import Batchwise
+from migrate.batchwise import batchwise as shared_batchwise
 from migrate.edit import Edit, enclose
 from migrate.finding import Effect, Finding
 from migrate.kinds import Kind
@@ -46,7 +47,7 @@ class SumLoss(Rule):
 
     def check(self, context: Context) -> Iterator[Finding]:
         """One finding for every `backward()` whose loss is not a mean."""
-        batchwise = Batchwise(context.facts)
+        batchwise = shared_batchwise(context.facts)
         for source, call in context.facts.backwards:
             loss = trained_loss(call)
             if loss is None or is_scaled(context, batchwise, source, loss):

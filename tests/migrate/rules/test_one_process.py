@@ -29,7 +29,8 @@ def test_collectives_of_one_process_are_reported() -> None:
 
 def test_conditions_that_hold_everywhere_are_fine() -> None:
     for test in ("rank >= 0", "args.local_rank != -1", "rank == 0 or args.all", "epoch == 0",
-                 "not is_main_process()", "world_size > 1"):  # fmt: skip
+                 "not is_main_process()", "world_size > 1",
+        "from_main_process(best)"):  # fmt: skip
         assert said(HEAD + f"if {test}:\n    dist.barrier()\n") == [], test
 
 
