@@ -159,15 +159,16 @@ def _limited(finding: Finding, choice: Choice, project: Project) -> Finding:
 
 def _without_orphans(findings: list[Finding]) -> list[Finding]:
     """Edits that need another rule's edits stay only if that rule made all of its own."""
-    blocked = {f.code for f in findings if f.suppressed or f.applicability is Applicability.MANUAL}
-    made = {f.code for f in findings if f.edits}
+    manual = [f for f in findings if f.suppressed or f.applicability is Applicability.MANUAL]
+    blocked = {f.code for f in manual} - {f.code for f in findings if f.edits}
     kept = []
     for finding in findings:
-        missing = {code for code in finding.requires if code in blocked and code not in made}
+        missing = finding.requires & blocked
         if finding.edits and missing:
             finding = finding.without_edits(f"needs {', '.join(sorted(missing))}")
         kept.append(finding)
-    return kept
+    orphaned = any(new is not old for new, old in zip(kept, findings, strict=True))
+    return _without_orphans(kept) if orphaned else kept
 
 
 def _assembled(
@@ -185,6 +186,7 @@ def _assembled(
         except Conflict as error:
             finding = finding.without_edits(f"its edit meets another one at {error}")
         kept.append(finding)
+    kept = _without_orphans(kept)
     return kept, _texts(context, kept, choice)
 
 
@@ -212,17 +214,30 @@ def _todo_comments(context: Context, findings: list[Finding]) -> Iterator[Text]:
             continue
         source = next(s for s in context.sources if s.path == finding.path)
         comment = f"# TODO[migrate] {finding.code}: {finding.message}"
-        above = source.lines[finding.line - 2].decode() if finding.line > 1 else ""
         statement = _statement_at(source, finding.line)
-        if comment.strip() != above.strip() and statement is not None:
+        if statement is not None and comment not in _comments_above(source, statement):
             yield insert_before(source, statement, [comment])
 
 
 def _statement_at(source: Source, line: int) -> cst.CSTNode | None:
     kinds = (cst.SimpleStatementLine, cst.If, cst.For, cst.While, cst.With, cst.Try,
              cst.FunctionDef, cst.ClassDef)  # fmt: skip
-    nodes = [node for kind in kinds for node in source.all(kind) if source.line_of(node) <= line]
+    nodes = [node for kind in kinds for node in source.all(kind) if _line(source, node) <= line]
     return max(nodes, key=lambda node: source.span(node).start, default=None)
+
+
+def _line(source: Source, statement: cst.CSTNode) -> int:
+    """The first line of a statement, decorators included."""
+    return source.line_of(next(iter(getattr(statement, "decorators", ())), statement))
+
+
+def _comments_above(source: Source, statement: cst.CSTNode) -> set[str]:
+    found: set[str] = set()
+    for line in reversed(source.lines[: _line(source, statement) - 1]):
+        if not line.lstrip().startswith(b"#"):
+            break
+        found.add(line.decode().strip())
+    return found
 
 
 def _check_syntax(source: Source, text: str) -> None:
@@ -264,22 +279,35 @@ def write(result: Result, output: Path | None = None) -> list[Path]:
     """
     changed = [file for file in result.files if file.changed or output is not None]
     places = [_place(result, file, output) for file in changed]
-    written: list[tuple[Path, bytes | None]] = []
+    ready: list[tuple[Path, Path]] = []
+    replaced: list[tuple[Path, bytes | None]] = []
+    place = result.entry
     try:
         for place, file in zip(places, changed, strict=True):
-            before = place.read_bytes() if place.exists() else None
             place.parent.mkdir(parents=True, exist_ok=True)
-            _replace_file(place, file.after)
-            written.append((place, before))
+            ready.append((_temporary(place), place))
+            _write_beside(place, file.after)
+        for temporary, place in ready:
+            before = place.read_bytes() if place.exists() else None
+            temporary.replace(place)
+            replaced.append((place, before))
     except OSError as error:
-        for place, before in written:
-            if before is None:
-                place.unlink()
-            else:
-                _replace_file(place, before)
+        _take_back(ready, replaced)
         problem = error.strerror or str(error)
         raise MigrateError(f"{place}: cannot be written: {problem}; no file was changed") from None
     return places
+
+
+def _take_back(ready: list[tuple[Path, Path]], replaced: list[tuple[Path, bytes | None]]) -> None:
+    """As it was before: no new files, and the old contents."""
+    for place, before in replaced:
+        if before is None:
+            place.unlink()
+        else:
+            _write_beside(place, before)
+            _temporary(place).replace(place)
+    for temporary, _ in ready:
+        temporary.unlink(missing_ok=True)
 
 
 def _place(result: Result, file: FileResult, output: Path | None) -> Path:
@@ -292,9 +320,13 @@ def _place(result: Result, file: FileResult, output: Path | None) -> Path:
     return output / (path.relative_to(root) if path.is_relative_to(root) else path.name)
 
 
-def _replace_file(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.migrate")
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.migrate")
+
+
+def _write_beside(path: Path, content: bytes) -> None:
+    """Writes what `path` is going to be, with its mode."""
+    temporary = _temporary(path)
     temporary.write_bytes(content)
     if path.exists():
         temporary.chmod(path.stat().st_mode)
-    temporary.replace(path)

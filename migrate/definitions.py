@@ -65,7 +65,7 @@ def definitions(files: tuple[str, ...]) -> dict[str, Definition]:
         # A chain's first name: `dist` in `dist.get_rank()`, not the `print` of `builtins.print`.
         used = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", re.sub(r'"""[\s\S]*?"""|#.*', "", text)))
         others = tuple(other for other in names if other in used and other != name)
-        needed = {bound: line for bound, line in imports.items() if bound in used}
+        needed = {bound: line for bound, line in imports.items() if bound in used - names}
         found[name] = Definition(name, text, needed, others)
     return found
 

@@ -181,8 +181,10 @@ def _guard(source: Source, run: list[cst.CSTNode], condition: str) -> Iterator[T
     while position < stop:
         end = source.line_end(position)
         in_string = any(span.start < position < span.stop for span in strings)
-        if source.data[position:end].strip() and not in_string:
-            yield Text(source, position, position, step(source, first), order=(4, 0))
+        line = source.data[position:end]
+        if line.strip() and not in_string:
+            begin = position + line[: len(line) - len(line.lstrip())].rfind(b"\f") + 1
+            yield Text(source, begin, begin, step(source, first), order=(4, 0))
         position = end
 
 

@@ -31,7 +31,8 @@ _OPTIMIZER = re.compile(
     r"(Adam|SGD|Rprop|RMSprop|Adagrad|Adadelta|LBFGS|Adafactor|Optimizer|LAMB|create_optimizer)"
 )
 _RANK_WORD = re.compile(
-    r"rank|is_main|is_master|(?<!from_)main_process|master_process|get_rank", re.I
+    r"(?<!low_)(?<!lora_)rank(?!ing|ed)|is_main|is_master|(?<!from_)main_process|master_process",
+    re.I,
 )
 _READS = frozenset({"parameters", "named_parameters", "state_dict", "modules", "children"})
 
@@ -317,7 +318,7 @@ class Facts:
         """The other places of the file where the same variable is named."""
         slot = self.slot(source, name)
         nodes = [n for n in source.all(cst.Name) if n.value == name.value and n is not name]
-        return [node for node in nodes if self.slot(source, node) == slot]
+        return [n for n in nodes if source.is_variable(n) and self.slot(source, n) == slot]
 
     def functions(self) -> Iterator[Function]:
         """Every function of the project, without those an earlier run wrote."""

@@ -68,7 +68,7 @@ _CHANGING = frozenset(
         "step", "backward", "send",
     )
 )  # fmt: skip
-_RANK = re.compile(r"rank|is_main|is_master|main_process|master_process", re.I)
+_RANK = re.compile(r"rank|is_main|is_master|(?<!from_)main_process|master_process", re.I)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ import libcst as cst
 from migrate.facts import Facts, Wrap
 from migrate.once import once
 from migrate.source import Source
-from migrate.syntax import dotted, method_name, receiver
+from migrate.syntax import assigned_targets, dotted, method_name, receiver
 from migrate.values import Class, External, Function, Instance, Made, Value, Values
 
 _BATCH_NORM = re.compile(r"Batch_?Norm|InPlaceABN|(^|\.)BN\d?d?$", re.I)
@@ -122,13 +122,13 @@ def _place(facts: Facts, value: Value) -> Bare | None:
     """The variable in the outermost training code that the model is first held by."""
     candidates = []
     for source in facts.project.sources:
-        for assign in source.all(cst.Assign):
-            target = assign.targets[0].target
-            is_plain = dotted(target) is not None and len(assign.targets) == 1
+        for assign in [*source.all(cst.Assign), *source.all(cst.AnnAssign)]:
+            targets = assigned_targets(assign)
+            is_plain = dotted(targets[0]) is not None and len(targets) == 1
             if is_plain and value in facts.flow.of(source, assign.value):
                 function = source.function_of(assign)
                 is_outer = function is None or function in facts.training_functions
-                candidates.append((not is_outer, source, assign, source.code(target)))
+                candidates.append((not is_outer, source, assign, source.code(targets[0])))
     if not candidates:
         return None
     best = min(candidates, key=lambda item: item[0])

@@ -132,6 +132,10 @@ class Names:
         return known
 
     def _slot(self, node: cst.CSTNode, name: str) -> Slot:
+        around = self.source.parent(node)
+        if isinstance(around, cst.Param) and around.name is node:
+            function = self.source.around(node, cst.FunctionDef, cst.Lambda)
+            return Slot(function, name)
         for scope in self.scopes_around(node):
             if name in self._scopes.get(scope, ()):
                 return Slot(scope, name)

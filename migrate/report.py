@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def diff(files: tuple[FileResult, ...]) -> bytes:
 
 def launch_command(result: Result) -> str:
     """How the program is started now, on one machine."""
-    return f"torchrun --standalone --nproc-per-node=N {shown_path(result.entry)}"
+    return f"torchrun --standalone --nproc-per-node=N {shlex.quote(shown_path(result.entry))}"
 
 
 def verdict(result: Result) -> str:
@@ -145,9 +146,9 @@ def as_github(result: Result) -> str:
             level = levels.get(f.applicability, "notice")
             message = f"{f.message}. {f.advice}" if f.advice else f.message
             message = message.replace("%", "%25").replace("\n", "%0A")
+            path = shown_path(f.path).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
             lines.append(
-                f"::{level} file={shown_path(f.path)},line={f.line},col={f.column},"
-                f"title={f.code}::{message}"
+                f"::{level} file={path},line={f.line},col={f.column},title={f.code}::{message}"
             )
     return "\n".join([*lines, f"::notice::{verdict(result)}"]) + "\n"
 

@@ -85,7 +85,7 @@ class Source:
     @property
     def indent(self) -> str:
         """One step of the file's indentation."""
-        return self.module.default_indent
+        return self.module.default_indent.rpartition("\f")[2]
 
     def encode(self, text: str) -> bytes:
         """`text` as the bytes of a file with this file's encoding and byte order mark."""
@@ -121,10 +121,10 @@ class Source:
         return self._line_starts[index] + len(self.lines[index])
 
     def indentation(self, statement: cst.CSTNode) -> str:
-        """The white space before a statement that begins its line."""
+        """The white space before a statement that begins its line, after any form feed."""
         start = self.spans[statement].start
         before = self.data[self.line_start(start) : start].decode()
-        return before[: len(before) - len(before.lstrip())]
+        return before[: len(before) - len(before.lstrip())].rpartition("\f")[2]
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
         """The node around `node`; None for the module."""
@@ -200,6 +200,13 @@ class Source:
     def contains(self, outer: cst.CSTNode, inner: cst.CSTNode) -> bool:
         """Whether `inner` is `outer` or stands in it."""
         return inner is outer or any(item is outer for item in self.ancestors(inner))
+
+    def is_variable(self, name: cst.Name) -> bool:
+        """Whether a name is one by itself, not that of an attribute or of an argument."""
+        around = self.parents.get(name)
+        if isinstance(around, cst.Attribute):
+            return around.value is name
+        return not (isinstance(around, cst.Arg) and around.keyword is name)
 
     def find(self, kind: type[Node], test: Callable[[Node], bool]) -> list[Node]:
         """The nodes of a type for which `test` holds."""

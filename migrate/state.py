@@ -94,10 +94,18 @@ def saves(context: Context) -> Iterator[tuple[Source, cst.Call, cst.BaseExpressi
 @once
 def saved_states(context: Context) -> dict[cst.Call, Source]:
     """The `state_dict()` calls whose results are saved."""
+    nodes = [(source, node) for source, _, node in saves(context)]
+    return states_in(context, nodes)
+
+
+def states_in(
+    context: Context, nodes: list[tuple[Source, cst.BaseExpression]]
+) -> dict[cst.Call, Source]:
+    """The `state_dict()` calls whose results expressions hold."""
     found: dict[cst.Call, Source] = {}
     seen: set[Value] = set()
-    slots = _slots_of(context.flow)
-    queue = [v for s, _, node in saves(context) for v in _values(context.flow, s, node)]
+    slots = slots_of(context)
+    queue = [value for source, node in nodes for value in _values(context.flow, source, node)]
     while queue:
         value = queue.pop()
         if value in seen or not isinstance(value, Made):
@@ -124,33 +132,39 @@ def _state_calls(source: Source, node: cst.CSTNode) -> list[cst.Call]:
     return [call for call in source.inside(node, cst.Call) if method_name(call) == "state_dict"]
 
 
-def _slots_of(flow: Flow) -> dict[object, list[Slot]]:
+@once
+def slots_of(context: Context) -> dict[object, list[Slot]]:
+    """For every object that holds others, the places in it."""
     found: dict[object, list[Slot]] = {}
-    for slot in flow.slots:
+    for slot in context.flow.slots:
         found.setdefault(slot.owner, []).append(slot)
     return found
 
 
-def comes_from_file(
-    context: Context, source: Source, node: cst.CSTNode | None, depth: int = 0
-) -> bool:
+def comes_from_file(context: Context, source: Source, node: cst.CSTNode | None) -> bool:
     """Whether an expression is what a file held, or a part of it."""
+    return next(files_behind(context, source, node), None) is not None
+
+
+def files_behind(
+    context: Context, source: Source, node: cst.CSTNode | None, depth: int = 0
+) -> Iterator[Made]:
+    """The reading of files that an expression, or what it is a part of, can come from."""
     if node is None or depth > 8:
-        return False
-    if any(_LOADING.match(value.name) for value in context.flow.made_by(source, node)):
-        return True
+        return
+    for value in context.flow.made_by(source, node):
+        if _LOADING.match(value.name):
+            yield value
     if isinstance(node, cst.Subscript):
-        return comes_from_file(context, source, node.value, depth + 1)
-    if isinstance(node, cst.Call) and method_name(node) in ("get", "pop", "state_dict"):
-        return comes_from_file(context, source, receiver(node), depth + 1)
-    if isinstance(node, cst.IfExp):
-        return any(comes_from_file(context, source, n, depth + 1) for n in (node.body, node.orelse))
-    if isinstance(node, cst.Name):
-        return any(
-            comes_from_file(context, home, value, depth + 1)
-            for home, value in bindings(context, source, node)
-        )
-    return False
+        yield from files_behind(context, source, node.value, depth + 1)
+    elif isinstance(node, cst.Call) and method_name(node) in ("get", "pop", "state_dict"):
+        yield from files_behind(context, source, receiver(node), depth + 1)
+    elif isinstance(node, cst.IfExp):
+        for branch in (node.body, node.orelse):
+            yield from files_behind(context, source, branch, depth + 1)
+    elif isinstance(node, cst.Name):
+        for home, value in bindings(context, source, node):
+            yield from files_behind(context, home, value, depth + 1)
 
 
 def bindings(

@@ -105,7 +105,8 @@ class Net(nn.Module):
 def out_of(net, x):
     return net(x)
 ---
-from models import Net, out_of
+from torchvision.models import resnet18 as Net
+from helpers import out_of
 """)
 OPTIONS = parts("""
 parser = argparse.ArgumentParser()
@@ -178,6 +179,12 @@ if ',' in args.gpu:
     model = nn.DataParallel(model, device_ids=[int(i) for i in args.gpu.split(',')])
 ---
 model = nn.DataParallel(model) if torch.cuda.device_count() > 1 else model
+---
+gpus = [int(i) for i in args.gpu.split(',')]; model = nn.DataParallel(model, gpus).cuda(gpus[0])
+---
+parallel = len(args.gpu) > 1
+if parallel: model = nn.DataParallel(model)
+net = model.module if parallel else model
 ---
 from torch.nn import DataParallel as DP
 model = DP(model); model.cuda()
@@ -266,6 +273,19 @@ if loss.item() > 1e4: break
 ---
 if np.isnan(loss.item()):
     continue
+---
+if args.lr: total = total + loss.item()
+else: total += loss.detach().cpu().numpy() * x.size(0)
+---
+losses += [loss.item(),
+    # a comment at a place of its own
+  step]
+---
+print(f"{epoch}: {loss.item():.3f} "
+      f"of {len(loader)}"); writer.add_scalar("x", loss, step)
+---
+assert not torch.isnan(loss), \\
+    'not a number'
 """)
 LOOPS = parts("""
 for step, (x, y) in enumerate(loader):
@@ -302,6 +322,17 @@ while epoch < args.epochs:
 for epoch in range(1, args.epochs + 1):
     print('epoch', epoch)
     BODY
+---
+try:
+    for epoch in range(args.epochs):
+        BODY
+except KeyboardInterrupt: print('stopped')
+---
+best = 0
+for epoch in range(args.epochs):
+    BODY
+    if total > best: best = total; torch.save(model.state_dict(), 'best.pth')
+    elif total < 0: break
 """)
 VALIDATIONS = parts("""
 pass
@@ -332,6 +363,14 @@ if epoch % 2 == 0: torch.save(model.state_dict(), 'net.pth'); print('saved')
 with open('log.csv', 'a') as f:
     f.write(f'{epoch},{total}\\n')
 ---
+with open('log.csv', 'a') as f: print(epoch, total, file=f)
+---
+try: torch.save(model.state_dict(), 'net.pth')
+except OSError: print('disk full')
+finally: logging.info('epoch %d', epoch)
+---
+np.save('losses.npy', losses); logging.info('saved')
+---
 state = model.state_dict()
 for key in state:
     state[key] = state[key].cpu()
@@ -359,7 +398,12 @@ def _indented(text: str) -> str:
 
 
 def _filled(loop: str, body: str) -> str:
-    return loop.replace("    BODY", _indented(body))
+    """`body` in the place of the line BODY, at its depth."""
+
+    def at_depth(line: re.Match[str]) -> str:
+        return "\n".join(line[1] + item if item.strip() else item for item in body.split("\n"))
+
+    return re.sub(r"^( *)BODY$", at_depth, loop, flags=re.M)
 
 
 def _attributes(text: str) -> str:
@@ -439,7 +483,9 @@ def programs(draw: st.DrawFn) -> bytes:
     shape = draw(st.sampled_from(shapes))
     lines = "\n".join([piece["imports"], piece["classes"], *shape]).split("\n")
     for _ in range(draw(st.integers(0, 4))):
-        lines.insert(draw(st.integers(12, len(lines))), draw(st.sampled_from(NOISE)))
+        place = draw(st.integers(12, len(lines)))
+        continued = lines[place - 1].endswith("\\")
+        lines.insert(place - continued, draw(st.sampled_from(NOISE)))
     step = draw(st.sampled_from(["    ", "    ", "\t", "  "]))
     indented = [re.sub(r"^( {4})+", lambda m: step * (len(m[0]) // 4), line) for line in lines]
     newline = draw(st.sampled_from(["\n", "\n", "\r\n"]))

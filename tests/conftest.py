@@ -29,3 +29,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, int], T
         for name in names:
             found[name, world_size] = Truth.load(folder / name)
     return found
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--accept` writes the expected results of fixtures/scripts anew; review the difference."""
+    parser.addoption("--accept", action="store_true", help="write expected results anew")

@@ -1,6 +1,7 @@
 """The programs in fixtures/scripts: what they are, and what the rewriter makes of them.
 
-    python tests/scripts.py            writes the expected results anew; review the difference
+`pytest tests/migrate/test_scripts.py --accept` writes the expected results anew; review the
+difference.
 
 Each case has `in.py` (or a folder `in/`), `case.json`, and for every target the expected program
 beside it (`ddp.py` or `ddp/`) and the expected report (`ddp.txt`).
@@ -90,21 +91,14 @@ def report(result: Result) -> str:
     return "\n".join([*lines, verdict(result)]) + "\n"
 
 
-def accept() -> None:
-    """Writes the expected results of every case."""
-    for case in cases():
-        for target in TARGETS:
-            result = rewritten(case, target)
-            first = case.expected_entry(target).relative_to(case.folder).parts[0]
-            root = case.folder / first if (case.folder / "in").is_dir() else case.folder
-            if root is not case.folder:
-                shutil.rmtree(root, ignore_errors=True)
-            for name, content in contents(case, result).items():
-                place = root / name if root is not case.folder else case.folder / first
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_bytes(content)
-            case.report(target).write_text(report(result))
-
-
-if __name__ == "__main__":
-    accept()
+def accept(case: Case, target: str, result: Result) -> None:
+    """Writes the expected results of a case."""
+    first = case.expected_entry(target).relative_to(case.folder).parts[0]
+    is_folder = (case.folder / "in").is_dir()
+    if is_folder:
+        shutil.rmtree(case.folder / first, ignore_errors=True)
+    for name, content in contents(case, result).items():
+        place = case.folder / first / name if is_folder else case.folder / first
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+    case.report(target).write_text(report(result))

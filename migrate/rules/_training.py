@@ -181,7 +181,12 @@ class Training:
             if not (w.functional or _without_processes(w.source, w.call))
         ]
         places += self.facts.own_wraps
-        return places + [(b.source, b.statement) for b in bare_models(self.facts)]
+        places += [(b.source, b.statement) for b in bare_models(self.facts)]
+        for source, place in places:  # grows: who calls a function that wraps has a wrapped model
+            function = source.function_of(place)
+            calls = self.facts.callers.get(function, []) if function is not None else []
+            places += [call for call in calls if call not in places]
+        return places
 
     def is_after_wrap(self, source: Source, node: cst.CSTNode) -> bool:
         """Whether a place runs when a model is parallel: below a wrap, or called from below one."""

@@ -5,7 +5,8 @@ one that deletes or renames it fails.
 
 Safety: safe. Only the call goes under the `if`; what stands beside it, such as the best value so
 far, is still done by all processes. Arguments that all processes have to evaluate, such as a
-forward pass, stay outside: then `on_main` stands in front of the call.
+forward pass, stay outside: then `on_main` stands in front of the call. Checkpoints that all
+processes write together (`--save sharded`, MG503) are left to them.
 
 Before::
 
@@ -28,6 +29,7 @@ from collections.abc import Iterator
 from migrate.edit import Edit, add_argument, enclose
 from migrate.files import Write, is_main_only, is_used, keep_to_main, writes
 from migrate.finding import Finding
+from migrate.folders import folder_saves
 from migrate.rule import Context, Rule
 from migrate.state import is_parallel
 from migrate.syntax import argument, has_star, method_name, receiver
@@ -42,7 +44,8 @@ class FileWrite(Rule):
     def check(self, context: Context) -> Iterator[Finding]:
         """One finding for every call that is not yet left to one process."""
         for write in writes(context):
-            if not is_main_only(context, write.source, write.call):
+            is_folder = write.call in folder_saves(context)
+            if not is_folder and not is_main_only(context, write.source, write.call):
                 yield self._write(context, write)
 
     def _write(self, context: Context, write: Write) -> Finding:

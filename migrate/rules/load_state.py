@@ -6,6 +6,9 @@ Why it matters: a file may have been written with or without the wrapper, so wit
 Safety: safe. Names that match already stay as they are; every process reads the file and takes its
 part. Where the script edits the names itself, or loads with `strict=False`, it is left alone.
 
+With `--save sharded`, `torch.load` becomes `load_sharded` where a sharded model or its optimizer
+takes the state from, and where a folder is read that the script has written. It reads files, too.
+
 Before::
 
     model = nn.DataParallel(nn.Linear(2, 2))
@@ -24,8 +27,9 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.edit import Edit, Text, enclose
+from migrate.edit import Edit, Text, enclose, replace
 from migrate.finding import Finding
+from migrate.folders import folder_loads
 from migrate.rule import Context, Rule
 from migrate.source import Source
 from migrate.state import comes_from_file, is_parallel, is_sharded_optimizer, is_whole_in_memory
@@ -49,6 +53,10 @@ class LoadState(Rule):
                     yield from self._sharded(context, source, call)
                 else:
                     yield from self._named(context, source, call)
+        for source, call, path in folder_loads(context):
+            name, need = context.helper(source, "load_sharded")
+            message = f"reads {source.code(path)}, be it a file or a folder"
+            yield self.finding(source, call, message, [replace(source, call.func, name), need])
 
     def _named(self, context: Context, source: Source, call: cst.Call) -> Iterator[Finding]:
         model, given = receiver(call), argument(call, "state_dict", 0)

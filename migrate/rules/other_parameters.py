@@ -5,7 +5,8 @@ made. Weights drawn after that come from each process's own random numbers: the 
 train different models from then on, and nothing says so.
 
 Safety: safe. The main process's weights are handed out again after the initialisation. Where
-weights are sharded, every part is drawn by one process only, and there is nothing to do.
+weights are sharded, the parts would be drawn with other numbers than the whole: the initialisation
+goes above the place where the model is made parallel.
 
 Before::
 
@@ -32,7 +33,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.edit import Edit, insert_after
+from migrate.edit import Edit, delete_statement, insert_after, insert_before
 from migrate.finding import Effect, Finding
 from migrate.rule import Context, Rule
 from migrate.rules._training import training
@@ -54,8 +55,6 @@ class OtherParameters(Rule):
 
     def check(self, context: Context) -> Iterator[Finding]:
         """One finding for every initialisation."""
-        if not context.target.has_wrapper:
-            return
         know = training(context)
         for source, call in context.facts.calls():
             of = receiver(call)
@@ -66,7 +65,26 @@ class OtherParameters(Rule):
             ):
                 continue
             if self._draws(context, source, call) and not _is_shared(context, source, call):
-                yield self._report(context, source, call, of)
+                shards = context.target.shards
+                yield (self._moved if shards else self._report)(context, source, call, of)
+
+    def _moved(
+        self, context: Context, source: Source, call: cst.Call, of: cst.BaseExpression
+    ) -> Finding:
+        """The initialisation of a model that is sharded, above the wrap in the same block."""
+        statement, model = source.statement_of(call), source.code(of)
+        above = _wrap_above(context, source, statement, model)
+        if above is None:
+            return self.finding(
+                source, call, f"{source.code(call)} draws other weights than one process would",
+                advice=f"initialise {model} before it is made parallel", effect=Effect.UNKNOWN,
+            )  # fmt: skip
+        message = f"{source.code(call)} comes before {model} is sharded"
+        edits = [
+            insert_before(source, above, source.code(statement).splitlines()),
+            delete_statement(source, statement),
+        ]
+        return self.finding(source, call, message, edits)
 
     def _report(
         self, context: Context, source: Source, call: cst.Call, of: cst.BaseExpression
@@ -105,6 +123,21 @@ class OtherParameters(Rule):
             _RANDOM.search(dotted(call.func) or method_name(call) or "")
             for call in function.source.inside(function.node, cst.Call)
         )
+
+
+def _wrap_above(
+    context: Context, source: Source, statement: cst.CSTNode, model: str
+) -> cst.CSTNode | None:
+    """The statement of the same block that wraps the variable `model`, if `statement` is simple."""
+    if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) > 1:
+        return None
+    siblings = source.siblings(statement)
+    for wrap in context.facts.wraps:
+        if wrap.source is source and source.code(wrap.model or wrap.call) == model:
+            around = [item for item in siblings if source.contains(item, wrap.call)]
+            if around and siblings.index(around[0]) < siblings.index(statement):
+                return around[0]
+    return None
 
 
 def _is_shared(context: Context, source: Source, call: cst.Call) -> bool:

@@ -32,11 +32,11 @@ import libcst as cst
 from migrate.edit import Edit, insert_before
 from migrate.files import is_main_only, opened, reaching, reads, writes
 from migrate.finding import Finding
+from migrate.folders import folder_saves, path_keys
 from migrate.project import main_guard
 from migrate.rule import Context, Rule
 from migrate.source import Source
-from migrate.state import bindings
-from migrate.values import Class, Made
+from migrate.values import Class
 
 Place = tuple[Source, cst.Call, cst.BaseExpression]
 
@@ -54,8 +54,8 @@ class ReadBack(Rule):
             source, call, path = read
             if _is_in_worker(context, source, call) or is_main_only(context, source, call):
                 continue
-            keys = _keys(context, source, path)
-            same = [write for write in written if keys & _keys(context, write[0], write[2])]
+            keys = path_keys(context, source, path)
+            same = [write for write in written if keys & path_keys(context, write[0], write[2])]
             events = [event for write in same for event in _events(context, read, write)]
             if events:
                 yield from self._wait(context, source, call, path, events)
@@ -77,30 +77,12 @@ class ReadBack(Rule):
 
 def _writes(context: Context) -> Iterator[Place]:
     for write in writes(context):
-        if write.path is not None:
+        if write.path is not None and write.call not in folder_saves(context):
             yield write.source, write.call, write.path
     for source, call in context.facts.calls():
         place = opened(context, source, call)
         if place is not None and re.search(r"[wax]", place[1]):
             yield source, call, place[0]
-
-
-def _keys(context: Context, source: Source, path: cst.CSTNode) -> set[object]:
-    """What two expressions for the same path have in common."""
-    if isinstance(path, cst.IfExp):  # `path if is_main_process() else os.devnull`
-        return _keys(context, source, path.body)
-    found: set[object] = set()
-    if isinstance(path, cst.Name):
-        found.add(context.facts.slot(source, path))
-        texts = [home.code(value) for home, value in bindings(context, source, path)]
-    else:
-        texts = [source.code(path)]
-    texts += [
-        value.source.code(value.node)
-        for value in context.flow.of(source, path)
-        if isinstance(value, Made) and isinstance(value.node, cst.Call)
-    ]
-    return found | {re.sub(r"\s|,(?=\s*\))", "", text).replace('"', "'") for text in texts}
 
 
 def _events(context: Context, read: Place, write: Place) -> Iterator[cst.CSTNode]:

@@ -1,6 +1,6 @@
 """A measured number decides whether sharded weights are saved.
 
-Why it matters: all processes have to gather the weights together. Each has measured the loss or the
+Why it matters: all processes have to gather or save the weights together. Each has measured the loss or the
 accuracy itself; if the last digits differ, one process saves, the others do not, and all wait for
 ever.
 
@@ -32,6 +32,7 @@ import libcst as cst
 from migrate.edit import Edit, enclose
 from migrate.files import is_main_only, reaching
 from migrate.finding import Finding
+from migrate.folders import folder_saves, folder_states
 from migrate.rule import Context, Rule
 from migrate.source import Source
 from migrate.state import bindings, is_sharded_state, saved_states
@@ -53,9 +54,7 @@ class SaveCondition(Rule):
         seen: set[cst.CSTNode] = set()
         if not context.target.shards:
             return
-        for call, home in saved_states(context).items():
-            if not is_sharded_state(context, home, call):
-                continue
+        for call, home in _together(context):
             for source, node in reaching(context, home, call):
                 for test in _conditions(source, node):
                     if test not in seen and _may_differ(context, source, test):
@@ -71,6 +70,15 @@ class SaveCondition(Rule):
         edits: list[Edit] = [*enclose(source, test, f"{name}(", ")"), need]
         message = f"the main process decides for all whether {source.code(test)}"
         yield self.finding(source, test, message, edits)
+
+
+def _together(context: Context) -> Iterator[tuple[cst.Call, Source]]:
+    """The calls that all processes have to make: they gather states, or write a folder."""
+    yield from folder_saves(context).items()
+    for call, home in saved_states(context).items():
+        is_gathered = call not in folder_states(context)
+        if is_gathered and is_sharded_state(context, home, call):
+            yield call, home
 
 
 def _conditions(source: Source, node: cst.CSTNode) -> Iterator[cst.BaseExpression]:

@@ -8,6 +8,11 @@ Safety: safe. With a wrapper nothing changes. Sharded tensors are made whole by 
 the state was read: `full_state(model.state_dict())`, and the file has the names that it had.
 With `--ckpt-keys clean` it has those of the model itself.
 
+With `--save sharded`, `torch.save(obj, path)` becomes `save_sharded(obj, path)` where `obj` holds
+sharded state: `path` is a folder then, to which every process writes its part, so all of them need
+one file system. In it are a torch.distributed.checkpoint and, in `values.pt`, the rest. What only
+one process comes to, and what is written by other means than `torch.save` to a path, stays a file.
+
 Before::
 
     model = nn.Linear(2, 2)
@@ -27,13 +32,14 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.edit import Edit, Text, enclose
+from migrate.edit import Edit, Text, enclose, replace
 from migrate.files import is_main_only
 from migrate.finding import Applicability, Finding
+from migrate.folders import folder_saves, folder_states, is_gathered
 from migrate.rule import Context, Rule
 from migrate.source import Source
 from migrate.state import is_sharded_state, is_wrapper, saved_states
-from migrate.syntax import dotted, receiver
+from migrate.syntax import receiver
 from migrate.wrappers import is_unwrapped
 
 
@@ -45,25 +51,54 @@ class SavedState(Rule):
 
     def check(self, context: Context) -> Iterator[Finding]:
         """One finding for every state that is read in another way than before."""
-        for call, source in saved_states(context).items():
-            if context.target.shards:
-                if is_sharded_state(context, source, call) and not _is_whole(context, source, call):
-                    yield self._whole(context, source, call)
+        for save, home in folder_saves(context).items():
+            yield self._folder(context, home, save)
+        states = saved_states(context)
+        for call, source in states.items():
+            if call in folder_states(context):
+                yield from self._prefixed(context, source, call)
+            elif context.target.shards:
+                if is_sharded_state(context, source, call):
+                    yield from self._whole(context, source, call)
             elif context.target.has_wrapper and context.options.ckpt_keys == "clean":
                 yield from self._clean(context, source, call)
+        if states and context.options.save == "sharded" and not context.target.shards:
+            call, source = next(iter(states.items()))
+            message = "--save sharded: nothing is sharded"
+            yield self.finding(source, call, message, applicability=Applicability.INFO)
 
-    def _whole(self, context: Context, source: Source, call: cst.Call) -> Finding:
+    def _folder(self, context: Context, source: Source, save: cst.Call) -> Finding:
+        name, need = context.helper(source, "save_sharded")
+        message = "saves a folder, to which every process writes its part"
+        return self.finding(source, save, message, [replace(source, save.func, name), need])
+
+    def _prefixed(self, context: Context, source: Source, call: cst.Call) -> Iterator[Finding]:
+        """The names in a folder are those that the file had."""
+        if context.options.ckpt_keys != "keep" or not _has_prefix(context, source, receiver(call)):
+            return
+        name, need = context.helper(source, "add_prefix")
+        around = source.around(call, cst.Call)
+        if around is not None and source.code(around.func) == name:
+            return
+        edits: list[Edit] = [*enclose(source, call, f"{name}(", ")"), need]
+        message = f"keeps `module.` before the names of {source.code(receiver(call))}"  # type: ignore[arg-type]
+        yield self.finding(source, call, message, edits)
+
+    def _whole(self, context: Context, source: Source, call: cst.Call) -> Iterator[Finding]:
+        if is_gathered(context, source, call):
+            return
         shown = source.code(receiver(call))  # type: ignore[arg-type]
         if is_main_only(context, source, call):
             message = f"only one process reads the state of {shown}, which all hold a part of"
             advice = f"call full_state({source.code(call)}) in all processes, before the condition"
-            return self.finding(source, call, message, advice=advice)
+            yield self.finding(source, call, message, advice=advice)
+            return
         name, need = context.helper(source, "full_state")
         prefix = ""
         if context.options.ckpt_keys == "keep" and _has_prefix(context, source, receiver(call)):
             prefix = ', prefix="module."'
         edits: list[Edit] = [*enclose(source, call, f"{name}(", f"{prefix})"), need]
-        return self.finding(source, call, f"gathers the whole state of {shown}", edits)
+        yield self.finding(source, call, f"gathers the whole state of {shown}", edits)
 
     def _clean(self, context: Context, source: Source, call: cst.Call) -> Iterator[Finding]:
         model = receiver(call)
@@ -81,10 +116,3 @@ def _has_prefix(context: Context, source: Source, model: cst.BaseExpression | No
     """Whether the names in a model's state began with `module.`."""
     is_bare = is_unwrapped(context, source, model)
     return is_wrapper(context, source, model) and not is_bare
-
-
-def _is_whole(context: Context, source: Source, call: cst.Call) -> bool:
-    """Whether the state goes through `full_state` already."""
-    own = context.facts.definitions[source].name("full_state")
-    around = source.around(call, cst.Call)
-    return around is not None and dotted(around.func) == own

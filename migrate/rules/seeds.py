@@ -35,6 +35,7 @@ import libcst as cst
 
 from migrate.edit import insert_before
 from migrate.finding import Applicability, Effect, Finding
+from migrate.models import bare_models
 from migrate.rule import Context, Rule
 from migrate.rules._process import RANK, SEEDS
 from migrate.source import Source
@@ -120,7 +121,8 @@ def _places(context: Context) -> list[tuple[Source, cst.CSTNode]]:
     facts = context.facts
     wraps = [(wrap.source, wrap.call) for wrap in facts.wraps if not wrap.functional]
     found: dict[cst.CSTNode, Source] = {}
-    for source, call in [*wraps, *facts.own_wraps]:
+    bare = [(model.source, model.statement) for model in bare_models(facts)]
+    for source, call in [*wraps, *bare, *facts.own_wraps]:
         place = _training_after(context, source, call)
         if place is not None:
             found[place[1]] = place[0]

@@ -1,12 +1,18 @@
 """Written into scripts that train with FSDP2, `fully_shard`."""
 
 import itertools
+import os
+import shutil
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from migrate.snippets.common import from_main_process, is_main_process, wait_for_everyone
 
 
 def shard_model(model, blocks=()):
@@ -21,7 +27,8 @@ def shard_model(model, blocks=()):
     for module in list(model.modules()):
         if module is not model and type(module).__name__ in blocks:
             fully_shard(module)
-    return fully_shard(model)
+    # Resharded after every forward: a forward without backward would leave stale weights.
+    return fully_shard(model, reshard_after_forward=True)
 
 
 def full_state(state, prefix=""):
@@ -64,3 +71,116 @@ def load_full_optimizer_state(optimizer, state_dict):
             for name, value in entry.items()
         }
     optimizer.load_state_dict({**state_dict, "state": state})
+
+
+def add_prefix(state_dict, prefix="module."):
+    """A model's `state_dict` with `prefix` before the names, as files had them until now."""
+    return {prefix + name: value for name, value in state_dict.items()}
+
+
+def take_shards(value, shards, path=()):
+    """A copy of `value` without its sharded tensors; they go into `shards`, by their paths."""
+    if isinstance(value, DTensor):
+        shards[path] = value
+        return None
+    if not isinstance(value, (dict, list, tuple)):
+        return value
+    before = len(shards)
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    rest = {key: take_shards(item, shards, (*path, key)) for key, item in items}
+    if len(shards) == before:
+        return value
+    return rest if isinstance(value, dict) else list(rest.values())
+
+
+def put_back_shards(value, shards):
+    """`value` from `take_shards`, with tensors in the places of those that were taken."""
+    for path, tensor in shards.items():
+        place = value
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = tensor
+    return value
+
+
+def save_sharded(obj, f, *args, **kwargs):
+    """`torch.save` into a folder `f` to which every process writes its part. All must call it.
+
+    The sharded tensors are a torch.distributed.checkpoint, the rest is in `values.pt`. What has no
+    sharded tensors becomes a file. The old checkpoint stays until the new one is complete.
+    """
+    shards = {}
+    values = take_shards(obj, shards)
+    f = from_main_process(os.fspath(f))
+    partial = f + ".partial"
+    if is_main_process():
+        remove_saved(partial)
+        if shards:
+            os.makedirs(partial)
+            saved = {"values": values, "shards": list(shards)}
+            torch.save(saved, os.path.join(partial, "values.pt"), *args, **kwargs)
+        else:
+            torch.save(obj, partial, *args, **kwargs)
+    wait_for_everyone()
+    if shards:
+        whole = put_back_shards(values, shards)
+        whole = whole if isinstance(whole, dict) else dict(enumerate(whole))
+        planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+        dcp.save(whole, checkpoint_id=partial, planner=planner)
+    if is_main_process():
+        move_saved(partial, f)
+    wait_for_everyone()
+
+
+def load_sharded(f, *args, **kwargs):
+    """`torch.load`, also of a folder from `save_sharded`: its tensors come whole, on the CPU."""
+    if not isinstance(f, (str, os.PathLike)) or not os.path.isdir(f):
+        return torch.load(f, *args, **kwargs)
+    saved = torch.load(os.path.join(f, "values.pt"), *args, **kwargs)
+    reader = dcp.FileSystemReader(f)
+    stored = reader.read_metadata().state_dict_metadata
+    names = {path: ".".join(map(str, path)) for path in saved["shards"]}
+    tensors = {
+        name: torch.empty(stored[name].size, dtype=stored[name].properties.dtype)
+        for name in names.values()
+    }
+    _load_state_dict(tensors, reader, no_dist=True)
+    return put_back_shards(saved["values"], {path: tensors[name] for path, name in names.items()})
+
+
+def remove_saved(path):
+    """Remove a checkpoint, a file or a folder, if it is there."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.remove(path)
+
+
+def place_of(source, target):
+    """Where `source` goes: into `target` if that is a folder, but no checkpoint itself."""
+    source, target = os.fspath(source), os.fspath(target)
+    if os.path.isdir(target) and not os.path.exists(os.path.join(target, "values.pt")):
+        return os.path.join(target, os.path.basename(source))
+    return target
+
+
+def move_saved(source, target):
+    """Move a checkpoint, a file or a folder; the one that was there is replaced."""
+    os.stat(source)
+    target = place_of(source, target)
+    if os.path.lexists(target):
+        remove_saved(target + ".old")
+        os.rename(target, target + ".old")
+    os.rename(source, target)
+    remove_saved(target + ".old")
+
+
+def copy_saved(source, target):
+    """Copy a checkpoint, a file or a folder; the one that was there is replaced."""
+    target = place_of(source, target)
+    remove_saved(target + ".partial")
+    if os.path.isdir(source):
+        shutil.copytree(source, target + ".partial")
+    else:
+        shutil.copyfile(source, target + ".partial")
+    move_saved(target + ".partial", target)

@@ -1,4 +1,4 @@
-"""The pipeline: which edits are made together, what is left to a human, and how files are written."""
+"""The pipeline: which edits are made together, what is left to humans, how files are written."""
 
 from __future__ import annotations
 
@@ -261,11 +261,15 @@ def test_bytes_of_all_kinds_survive(tmp_path: Path, head: bytes, change: object)
     compile(after, "train.py", "exec")
 
 
-@pytest.mark.parametrize("line", ["\x0cprint(loss)\n", "if loss:\n\x0c    torch.save(1, 'x')\n"])
-def test_statements_after_a_form_feed_are_rewritten(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT + line)
-    assert "\x0c" in ddp(path).files[0].after.decode()
+def test_a_statement_after_a_form_feed_is_guarded_behind_it() -> None:
+    code = SCRIPT + "if loss:\n\x0c    torch.save(1, 'x')\n"
+    after = rewrite([PATH], "ddp", contents={PATH: code.encode()}).files[0].after
+    assert b"if loss:\n    if is_main_process():\n\x0c        torch.save(1, 'x')\n" in after
+
+
+def test_a_form_feed_that_cannot_be_kept_is_said() -> None:
+    with pytest.raises(MigrateError, match="nothing was rewritten"):
+        rewrite([PATH], "ddp", contents={PATH: (SCRIPT + "\x0cprint(loss)\n").encode()})
 
 
 def test_an_encoding_without_the_letters_of_an_edit_is_said(

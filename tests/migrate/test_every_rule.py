@@ -12,7 +12,7 @@ from rewriting import after, body, findings, program, run
 
 from migrate.api import Result
 from migrate.registry import rules
-from migrate.rule import Rule
+from migrate.rule import Options, Rule
 
 RULES = rules()
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
@@ -27,8 +27,10 @@ def parts(rule: Rule) -> dict[str, str]:
 
 
 def run_example(rule: Rule) -> Result:
-    """The rule's own example, for the first target that it has something to say for."""
-    results = [run(parts(rule)["Before"], only=rule.code, to=name) for name in ("ddp", "fsdp")]
+    """The rule's own example, for the first target or option that it has something to say for."""
+    before, folders = parts(rule)["Before"], Options(save="sharded")
+    results = [run(before, only=rule.code, to=name) for name in ("ddp", "fsdp")]
+    results.append(run(before, only=rule.code, to="fsdp", options=folders))
     return next((result for result in results if result.findings), results[0])
 
 

@@ -1,6 +1,7 @@
 """The programs in fixtures/scripts are rewritten as reviewed, and once is enough.
 
-`python tests/scripts.py` writes the expectation anew after a change that is meant.
+`pytest tests/migrate/test_scripts.py --accept` writes the expectation anew after a change that is
+meant.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scripts import TARGETS, Case, cases, contents, report, rewritten
+from scripts import TARGETS, Case, accept, cases, contents, report, rewritten
 
 from migrate.api import rewrite
 
@@ -23,8 +24,12 @@ def lines(content: bytes) -> list[bytes]:
 
 @each_target
 @each_case
-def test_the_program_is_rewritten_as_reviewed(case: Case, target: str) -> None:
+def test_the_program_is_rewritten_as_reviewed(
+    case: Case, target: str, request: pytest.FixtureRequest
+) -> None:
     result = rewritten(case, target)
+    if request.config.getoption("--accept"):
+        accept(case, target, result)
     assert contents(case, result) == case.expected(target)
     assert report(result) == case.report(target).read_text()
 
@@ -44,9 +49,8 @@ def test_rewriting_the_result_changes_nothing(case: Case, target: str, tmp_path:
 @each_target
 @each_case
 def test_newlines_stay_as_they_were(case: Case, target: str) -> None:
-    for before in (
-        case.entry.parent.rglob("*.py") if case.entry.parent.name == "in" else [case.entry]
-    ):
+    files = case.entry.parent.rglob("*.py") if case.entry.parent.name == "in" else [case.entry]
+    for before in files:
         name = before.name
         after = case.expected(target)[name if name in case.expected(target) else case.entry.name]
         is_windows = before.read_bytes().count(b"\r\n") > 0
