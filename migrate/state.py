@@ -163,8 +163,8 @@ def files_behind(
         for branch in (node.body, node.orelse):
             yield from files_behind(context, source, branch, depth + 1)
     elif isinstance(node, cst.Name):
-        for home, value in bindings(context, source, node):
-            yield from files_behind(context, home, value, depth + 1)
+        for home, bound in bindings(context, source, node):
+            yield from files_behind(context, home, bound, depth + 1)
 
 
 def bindings(

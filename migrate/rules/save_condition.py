@@ -1,8 +1,8 @@
 """A measured number decides whether sharded weights are saved.
 
-Why it matters: all processes have to gather or save the weights together. Each has measured the loss or the
-accuracy itself; if the last digits differ, one process saves, the others do not, and all wait for
-ever.
+Why it matters: all processes have to gather the weights, or save them, together. Each has measured
+the loss or the accuracy itself; if the last digits differ, one process saves, the others do not,
+and all wait for ever.
 
 Safety: safe. The main process decides for all. Conditions on counters and options, which cannot
 differ, stay. Targets that do not shard need none of this.

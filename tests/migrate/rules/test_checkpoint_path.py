@@ -33,7 +33,7 @@ def changed(line: str) -> str:
         ("os.remove(path)", "remove_saved(path)"),
         ("os.unlink(old.pop(0))", "remove_saved(old.pop(0))"),
         ("found = os.path.isfile(path)", "found = os.path.exists(path)"),
-        ("import os.path as osp\nx = osp.isfile(path)", "import os.path as osp\nx = osp.exists(path)"),
+        ("import os.path as o\nx = o.isfile(path)", "import os.path as o\nx = o.exists(path)"),
         ("if os.path.isfile(resume):\n    model.load_state_dict(torch.load(resume))",
          "if os.path.exists(resume):\n    model.load_state_dict(torch.load(resume))"),
     ],
