@@ -155,12 +155,12 @@ class Definitions:
     @cached_property
     def _early(self) -> set[str]:
         """The names that are imported before the place for definitions, whatever happens."""
-        body = list(self.source.module.body)
+        body: list[cst.CSTNode] = list(self.source.module.body)
         anchor = last_leading_import(self.source)
         certain: list[cst.CSTNode] = []
         for statement in body[: body.index(anchor) + 1] if anchor in body else []:
-            is_try = isinstance(statement, cst.Try)
-            certain += block_statements(statement.body) if is_try else [statement]  # type: ignore[attr-defined]
+            inside = block_statements(statement.body) if isinstance(statement, cst.Try) else None
+            certain += inside or [statement]
         return {
             name
             for line in certain

@@ -168,7 +168,9 @@ class Facts:
         return bool(self.flow.of(source, node) & self.wrapped)
 
     def is_module(self, value: Value) -> bool:
-        """Whether a value is a torch module."""
+        """Whether a value is a torch module, or is called through `data_parallel` as one."""
+        if value in self._called_parallel:
+            return True
         if isinstance(value, Instance):
             return any(
                 "Module" in n or n.startswith("torch.nn.") for n in self.flow.bases(value.cls)[1]
@@ -177,6 +179,11 @@ class Facts:
             value.name.startswith(("torch.nn.", "torchvision.models", "timm.", "transformers."))
             or DATA_PARALLEL.match(value.name)
         )
+
+    @cached_property
+    def _called_parallel(self) -> Values:
+        inner = [wrap.inner for wrap in self.wraps if wrap.functional]
+        return frozenset(v for values in inner for v in values if isinstance(v, Instance | Made))
 
     def models_in(self, source: Source, node: cst.CSTNode) -> Values:
         """The modules whose parameters, modules or state an expression reads."""

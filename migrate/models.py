@@ -77,16 +77,15 @@ def _behind_names(facts: Facts, source: Source, node: cst.CSTNode, depth: int = 
 @once
 def submodule_wraps(facts: Facts) -> list[Wrap]:
     """The wraps of a part of a model: `model.features = DataParallel(model.features)`."""
-    found = []
-    for wrap in facts.wraps:
-        statement = wrap.source.statement_of(wrap.call)
-        for assign in wrap.source.inside(statement, cst.Assign):
-            for target in assign.targets:
-                if isinstance(target.target, cst.Attribute):
-                    owners = facts.flow.of(wrap.source, target.target.value)
-                    if any(facts.is_module(owner) for owner in owners):
-                        found.append(wrap)
-    return found
+    return [wrap for wrap in facts.wraps if _is_put_into_a_model(facts, wrap)]
+
+
+def _is_put_into_a_model(facts: Facts, wrap: Wrap) -> bool:
+    assigned = wrap.source.inside(wrap.source.statement_of(wrap.call), cst.Assign)
+    targets = [target.target for assign in assigned for target in assign.targets]
+    owners = [item.value for item in targets if isinstance(item, cst.Attribute)]
+    values = [value for owner in owners for value in facts.flow.of(wrap.source, owner)]
+    return any(facts.is_module(value) for value in values)
 
 
 @once
@@ -122,7 +121,8 @@ def _place(facts: Facts, value: Value) -> Bare | None:
     """The variable in the outermost training code that the model is first held by."""
     candidates = []
     for source in facts.project.sources:
-        for assign in [*source.all(cst.Assign), *source.all(cst.AnnAssign)]:
+        assigns: list[cst.Assign | cst.AnnAssign] = [*source.all(cst.Assign)]
+        for assign in [*assigns, *source.all(cst.AnnAssign)]:
             targets = assigned_targets(assign)
             is_plain = dotted(targets[0]) is not None and len(targets) == 1
             if is_plain and value in facts.flow.of(source, assign.value):

@@ -181,8 +181,8 @@ def bindings(
     if isinstance(slot.owner, cst.FunctionDef):
         names = [p.name.value for p in slot.owner.params.params]
         for home, call in context.facts.callers.get(slot.owner, ()):
-            if name.value in names:
-                shift = 1 if names[0] == "self" else 0
+            shift = 1 if names[:1] == ["self"] else 0
+            if name.value in names[shift:]:
                 arg = argument(call, name.value, names.index(name.value) - shift)
                 if arg is not None:
                     yield home, arg.value

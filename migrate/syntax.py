@@ -45,7 +45,7 @@ def positional(call: cst.Call, index: int) -> cst.Arg | None:
     plain = [arg for arg in call.args if arg.keyword is None]
     if any(arg.star for arg in plain[: index + 1]):
         return None
-    return plain[index] if index < len(plain) else None
+    return plain[index] if 0 <= index < len(plain) else None
 
 
 def argument(call: cst.Call, name: str, index: int | None = None) -> cst.Arg | None:

@@ -249,6 +249,10 @@ loss.backward()
 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 optimizer.step()
 ---
+optimizer.zero_grad()
+criterion(nn.parallel.data_parallel(model, x), y).backward(); optimizer.step()
+loss = torch.zeros(1)
+---
 loss = criterion(model.module.features(x), y).mean()
 loss.backward()
 if step % 2 == 0: optimizer.step(); optimizer.zero_grad()
@@ -456,9 +460,19 @@ def _with_step_function(piece: dict[str, str], end: str) -> list[str]:
         names = f"critic, other, {names}"
     call = f"total = train({names.replace('step=0, losses=[], total=0', 'step')})"
     loop = _filled(piece["epochs"], call + "\n" + piece["after"])
-    main = "\n".join([piece["options"], piece["setup"], piece["state"], loop])
+    main = "\n".join([piece["setup"], piece["state"], loop])
     train = piece["steps"] + "\nreturn total"
-    return [f"def train({names}):", _indented(train), "\n", "def main():", _indented(main), "", end]
+    options = [piece["options"], "", ""]
+    return [
+        *options,
+        f"def train({names}):",
+        _indented(train),
+        "\n",
+        "def main():",
+        _indented(main),
+        "",
+        end,
+    ]
 
 
 def _as_trainer(piece: dict[str, str], end: str) -> list[str]:

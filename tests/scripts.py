@@ -4,13 +4,15 @@
 difference.
 
 Each case has `in.py` (or a folder `in/`), `case.json`, and for every target the expected program
-beside it (`ddp.py` or `ddp/`) and the expected report (`ddp.txt`).
+beside it (`ddp.py` or `ddp/`) and the expected report (`ddp.txt`). Where the report leaves a point
+open that the training depends on, `ddp.patch` is what the human does, following the advice.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ FOLDER = REPO / "fixtures" / "scripts"
 TARGETS = ("ddp", "fsdp")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One program. `facts` is its case.json."""
 
@@ -53,6 +55,20 @@ class Case:
             return {self.entry.name: (self.folder / f"{target}.py").read_bytes()}
         files = sorted(root.rglob("*.py"))
         return {file.relative_to(root).as_posix(): file.read_bytes() for file in files}
+
+    def arguments(self, target: str = "") -> list[str]:
+        """The program's own arguments, and those it needs for a target."""
+        return [*self.facts["args"], *self.facts.get(f"{target}_args", [])]
+
+    def completed(self, target: str, folder: Path) -> Path:
+        """The entry of the rewritten program in `folder`, with the human's part done."""
+        for name, content in self.expected(target).items():
+            (folder / name).write_bytes(content)
+        patch = self.folder / f"{target}.patch"
+        if patch.is_file():
+            command = ["git", "apply", str(patch)]
+            subprocess.run(command, cwd=folder, check=True, timeout=60)
+        return folder / self.entry.name
 
     def report(self, target: str) -> Path:
         """The file with the expected findings."""

@@ -4,8 +4,8 @@ Why it matters: with `--save sharded`, where the target shards, a checkpoint is 
 for files fails there: the best one is not copied, a resumed run does not find the last one.
 
 Safety: safe. What is written in its place takes files and folders. The paths of folders are known
-by their texts and by the variables that hold them; `os.remove` is edited wherever the path is not
-that of another file. Sizes are not edited. Without the option nothing is found.
+by their texts and by the variables that hold them; `os.remove` is edited also where its path comes
+out of a list or a folder. Sizes are not edited. Without the option nothing is found.
 
 Before::
 
@@ -43,7 +43,8 @@ from migrate.finding import Finding
 from migrate.folders import folder_loads, folder_saves, is_folder, path_keys
 from migrate.rule import Context, Rule
 from migrate.source import Source
-from migrate.syntax import has_star, literal, method_name, receiver
+from migrate.state import bindings
+from migrate.syntax import has_star, method_name, receiver
 
 _REMOVES = re.compile(r"^os\.(remove|unlink)$")
 _FUNCTIONS = (
@@ -85,7 +86,7 @@ class CheckpointPath(Rule):
         for pattern, helper, verb in _FUNCTIONS:
             if path is None or not pattern.match(name):
                 continue
-            removes = helper == "remove_saved" and not _is_other_file(context, source, path)
+            removes = helper == "remove_saved" and _is_unknown(context, source, path)
             if not removes and not is_folder(context, source, path):
                 continue
             shown = source.code(path)
@@ -118,12 +119,19 @@ class CheckpointPath(Rule):
             yield self.finding(source, call, message, advice="add up the sizes of its files")
 
 
-def _is_other_file(context: Context, source: Source, path: cst.BaseExpression) -> bool:
-    """Whether a path is surely not that of a folder: written out, or that of another write."""
-    if is_folder(context, source, path):
-        return False
+def _is_unknown(context: Context, source: Source, path: cst.BaseExpression) -> bool:
+    """Whether a path was kept in a list or found in a folder, so that its text is not seen."""
+    if isinstance(path, cst.Call):
+        return method_name(path) in ("pop", "popleft")
+    if isinstance(path, cst.Name):
+        return not any(bindings(context, source, path)) and not _is_written(context, source, path)
+    return isinstance(path, cst.Subscript)
+
+
+def _is_written(context: Context, source: Source, path: cst.BaseExpression) -> bool:
+    """Whether another kind of file is written to a path."""
     keys = path_keys(context, source, path)
-    return literal(path) is not ... or any(
+    return any(
         keys & path_keys(context, write.source, write.path)
         for write in writes(context)
         if write.path is not None

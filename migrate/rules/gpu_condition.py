@@ -31,6 +31,7 @@ from migrate.edit import Edit, enclose
 from migrate.facts import Wrap
 from migrate.finding import Applicability, Finding
 from migrate.rule import Context, Rule
+from migrate.rules._counting import becomes_process_count
 from migrate.source import Source
 
 _GPU = re.compile(r"gpu|cuda|device|parallel|multi|distribut", re.I)
@@ -50,7 +51,7 @@ class GpuCondition(Rule):
                 continue
             for test in _tests(wrap):
                 code = wrap.source.code(test)
-                done = "process_count()" in code or counts_gpus(context, wrap.source, test)
+                done = "process_count()" in code or counts_processes(context, wrap.source, test)
                 if test not in seen and not done and _GPU.search(code):
                     seen.add(test)
                     yield self._condition(context, wrap, test)
@@ -63,14 +64,16 @@ class GpuCondition(Rule):
         return self.finding(source, test, message, edits, Applicability.SAFE)
 
 
-def counts_gpus(context: Context, source: Source, test: cst.BaseExpression) -> bool:
-    """Whether a condition is on `torch.cuda.device_count()`, or on a variable that holds it."""
+def counts_processes(context: Context, source: Source, test: cst.BaseExpression) -> bool:
+    """Whether a condition is on a number of GPUs that becomes the number of processes."""
     nodes: list[cst.CSTNode] = [*source.inside(test, cst.Name), *source.inside(test, cst.Call)]
     nodes += source.inside(test, cst.Attribute)
-    return any(
-        made.name == "torch.cuda.device_count"
-        for node in nodes
-        for made in context.flow.made_by(source, node)
+    made = {value for node in nodes for value in context.flow.made_by(source, node)}
+    counts = [value for value in made if value.name == "torch.cuda.device_count"]
+    return bool(counts) and all(
+        isinstance(value.node, cst.Call)
+        and becomes_process_count(context, value.source, value.node)
+        for value in counts
     )
 
 

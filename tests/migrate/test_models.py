@@ -118,6 +118,14 @@ def test_a_model_in_an_attribute_is_bare_under_its_whole_name() -> None:
     assert bare(code) == [("self.model", "self.model = Net()")]
 
 
+def test_a_model_from_elsewhere_is_known_by_a_call_through_data_parallel() -> None:
+    made = f"from lib import make\nmodel = make().cuda()\n{SGD}"
+    assert bare(f"{made}nn.parallel.data_parallel(model, x).backward()\n") == [
+        ("model", "model = make().cuda()")
+    ]
+    assert bare(f"{made}model(x).backward()\n") == []
+
+
 def test_of_two_models_the_one_without_a_wrapper_is_bare() -> None:
     code = (
         f"{NET}model = nn.DataParallel(Net())\n{SGD}critic = Net()\n"

@@ -39,7 +39,7 @@ def owner(found: Names, name: str) -> str:
         ("def f(a, /, *, x=1, **k):\n    print(x)\n", "f"),
         ("def f(x):\n    def g():\n        print(x)\n", "f"),
         ("def f():\n    global x\n    x = 1\n    print(x)\n", "Module"),
-        ("def f():\n    x = 1\n    def g():\n        nonlocal x\n        x = 2\n        print(x)\n", "f"),
+        ("def f():\n    x = 1\n    def g():\n        nonlocal x\n        x = 2\n", "f"),
         ("class C:\n    x = 1\n    y = x\n", "C"),
         ("x = 1\nclass C:\n    x = 2\n    def f(self):\n        print(x)\n", "Module"),
         ("x = 1\nclass C:\n    x = 2\n    def f(self, y=x): pass\n", "C"),

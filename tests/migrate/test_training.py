@@ -14,20 +14,24 @@ from typing import Any
 
 import pytest
 import torch
-from scripts import TARGETS, Case, cases
+from scripts import TARGETS, Case, cases, contents
 from shim.launch import Run, run_original, run_single, run_torchrun
 
+from migrate.api import rewrite
+from migrate.rule import Options
+
 CASES = cases()
-SAME = [case for case in CASES if case.facts.get("equal", True)]
 RESUMED = [case for case in CASES if case.facts["resume_args"]]
+WITH_BATCH_NORM = [case for case in CASES if case.facts["batch_norm"]]
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 each_target = pytest.mark.parametrize("target", TARGETS)
 TOLERANCE = 1e-5
 
 
 @cache
-def original(case: Case) -> Run:
+def original(case: Case, data_parallel: str = "whole") -> Run:
     """One run of the original for all tests of this process."""
-    return run_original(case.entry, case.facts["args"], folder())
+    return run_original(case.entry, case.arguments(), folder(), data_parallel=data_parallel)
 
 
 def folder() -> Path:
@@ -57,35 +61,43 @@ def assert_same_weights(case: Case, one: Run, other: Run) -> None:
 
 
 @each_target
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_two_processes_train_the_same_weights(case: Case, target: str) -> None:
-    run = run_torchrun(case.expected_entry(target), case.facts["args"], folder())
+@each_case
+def test_two_processes_train_the_same_weights(case: Case, target: str, tmp_path: Path) -> None:
+    entry = case.completed(target, tmp_path)
+    run = run_torchrun(entry, case.arguments(target), folder())
     assert_ran(run)
     assert_ran(original(case))
-    if case in SAME:
-        assert_same_weights(case, original(case), run)
+    assert_same_weights(case, original(case), run)
     shutil.rmtree(run.cwd)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_one_process_trains_the_same_weights(case: Case) -> None:
-    run = run_single(case.expected_entry("ddp"), case.facts["args"], folder())
+@each_case
+def test_one_process_trains_the_same_weights(case: Case, tmp_path: Path) -> None:
+    run = run_single(case.completed("ddp", tmp_path), case.arguments(), folder())
     assert_ran(run)
-    if case in SAME:
-        assert_same_weights(case, original(case), run)
+    assert_same_weights(case, original(case), run)
     shutil.rmtree(run.cwd)
+
+
+@pytest.mark.parametrize("case", WITH_BATCH_NORM, ids=lambda case: case.name)
+def test_keeping_batch_norm_keeps_what_data_parallel_did(case: Case, tmp_path: Path) -> None:
+    result = rewrite([case.entry], "ddp", options=Options(batch_norm="keep"))
+    for name, content in contents(case, result).items():
+        (tmp_path / name).write_bytes(content)
+    run = run_torchrun(tmp_path / case.entry.name, case.arguments(), folder())
+    assert_ran(run)
+    assert_same_weights(case, original(case, "replicas"), run)
 
 
 @each_target
 @pytest.mark.parametrize("case", RESUMED, ids=lambda case: case.name)
-def test_checkpoints_are_read_by_the_other_side(case: Case, target: str) -> None:
-    there = original(case).cwd
+def test_checkpoints_go_to_the_other_side_and_back(case: Case, target: str, tmp_path: Path) -> None:
     mine, theirs = folder(), folder()
-    shutil.copytree(there, mine, dirs_exist_ok=True)
-    shutil.copytree(there, theirs, dirs_exist_ok=True)
+    for place in (mine, theirs):
+        shutil.copytree(original(case).cwd, place, dirs_exist_ok=True)
     arguments = case.facts["resume_args"]
     expected = run_original(case.entry, arguments, mine)
-    found = run_torchrun(case.expected_entry(target), arguments, theirs)
+    found = run_torchrun(case.completed(target, tmp_path), arguments, theirs)
     assert_ran(found)
     assert_same_weights(case, expected, found)
     back = run_original(case.entry, arguments, theirs)

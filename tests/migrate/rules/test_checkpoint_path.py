@@ -32,6 +32,8 @@ def changed(line: str) -> str:
         ("shutil.move(path, best)", "move_saved(path, best)"),
         ("os.remove(path)", "remove_saved(path)"),
         ("os.unlink(old.pop(0))", "remove_saved(old.pop(0))"),
+        ("for old in os.listdir():\n    os.remove(old)",
+         "for old in os.listdir():\n    remove_saved(old)"),
         ("found = os.path.isfile(path)", "found = os.path.exists(path)"),
         ("import os.path as o\nx = o.isfile(path)", "import os.path as o\nx = o.exists(path)"),
         ("if os.path.isfile(resume):\n    model.load_state_dict(torch.load(resume))",
@@ -46,7 +48,7 @@ def test_what_takes_files_takes_folders_too(line: str, new: str) -> None:
     "line",
     ["shutil.copyfile(config, best)", "os.path.isfile(config)", "os.path.exists(path)",
      "os.remove('lock')", "torch.save(3, log)\nos.remove(log)", "os.path.getsize(config)",
-     "os.rename(a, b)"],
+     "os.rename(a, b)", "os.remove(prefix + '.txt')"],
 )  # fmt: skip
 def test_other_files_stay(line: str) -> None:
     assert findings(START + SAVE + line, "MG511", "fsdp", FOLDERS) == []

@@ -42,3 +42,9 @@ def test_once_is_enough() -> None:
     code = f"{MODEL}if args.gpus:\n    model = nn.DataParallel(model)\n"
     once = rewritten(code, "MG202")
     assert findings(once, "MG202") == []
+
+
+def test_a_number_of_gpus_that_stays_does_not_decide() -> None:
+    code = "n_gpu = torch.cuda.device_count() if use else 0\n"
+    code += f"{MODEL}if n_gpu > 1:\n    model = nn.DataParallel(model)\n"
+    assert "if process_count() > 1 or (n_gpu > 1):" in rewritten(code, "MG202")
