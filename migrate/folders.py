@@ -1,7 +1,7 @@
 """Checkpoints that become folders, to which every process writes its part: which saves and loads.
 
-A save can be one if it is `torch.save` to a path, all processes come to it, and none of the states
-in it goes to another kind of file, too.
+A save can be one if it is `torch.save` to a path, all processes come to it, the states in it are
+not taken apart, and none of them goes to another kind of file, too.
 """
 
 from __future__ import annotations
@@ -66,9 +66,14 @@ def _can_be_folder(
 ) -> bool:
     if context.facts.callee(source, call) != "torch.save" or has_star(call):
         return False
-    if is_used(source, call) or any(is_gathered(context, home, s) for s, home in states.items()):
+    if is_used(source, call) or any(_is_whole(context, home, s) for s, home in states.items()):
         return False
     return not any(is_main_only(context, home, n) for home, n in reaching(context, source, call))
+
+
+def _is_whole(context: Context, source: Source, state: cst.Call) -> bool:
+    """Whether a state is gathered, or read tensor by tensor, so that it may not stay in parts."""
+    return isinstance(source.parent(state), cst.Attribute) or is_gathered(context, source, state)
 
 
 def is_gathered(context: Context, source: Source, call: cst.Call) -> bool:

@@ -155,16 +155,23 @@ def files_behind(
     for value in context.flow.made_by(source, node):
         if _LOADING.match(value.name):
             yield value
+    for home, part in _origins(context, source, node):
+        yield from files_behind(context, home, part, depth + 1)
+
+
+def _origins(
+    context: Context, source: Source, node: cst.CSTNode
+) -> Iterator[tuple[Source, cst.CSTNode | None]]:
+    """What an expression is a part of, or has its value from."""
     if isinstance(node, cst.Subscript):
-        yield from files_behind(context, source, node.value, depth + 1)
+        yield source, node.value
     elif isinstance(node, cst.Call) and method_name(node) in ("get", "pop", "state_dict"):
-        yield from files_behind(context, source, receiver(node), depth + 1)
+        yield source, receiver(node)
     elif isinstance(node, cst.IfExp):
-        for branch in (node.body, node.orelse):
-            yield from files_behind(context, source, branch, depth + 1)
+        yield source, node.body
+        yield source, node.orelse
     elif isinstance(node, cst.Name):
-        for home, bound in bindings(context, source, node):
-            yield from files_behind(context, home, bound, depth + 1)
+        yield from bindings(context, source, node)
 
 
 def bindings(

@@ -11,7 +11,8 @@ With `--ckpt-keys clean` it has those of the model itself.
 With `--save sharded`, `torch.save(obj, path)` becomes `save_sharded(obj, path)` where `obj` holds
 sharded state: `path` is a folder then, to which every process writes its part, so all of them need
 one file system. In it are a torch.distributed.checkpoint and, in `values.pt`, the rest. What only
-one process comes to, and what is written by other means than `torch.save` to a path, stays a file.
+one process comes to, what is written by other means than `torch.save` to a path, and states that
+are taken apart where they are read stay files.
 
 Before::
 

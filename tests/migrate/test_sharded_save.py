@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import REPO
+from scripts import Case, cases, contents
+from shim.launch import run_original, run_single, run_torchrun
 
 from ckpt.api import open_checkpoint
+from migrate.api import rewrite
+from migrate.rule import Options
+from migrate.snippets.fsdp import load_sharded
 
 SCRIPT = """
 import os, sys
@@ -122,3 +128,36 @@ def test_every_process_writes_and_nothing_is_left_over(saved: Path) -> None:
 def test_ckpt_reads_the_folder(saved: Path) -> None:
     checkpoint = open_checkpoint(saved / "adamw.pt")
     assert set(checkpoint.params) >= {"0.weight", "2.bias"}
+
+
+REAL = [case for case in cases() if case.name in ("step_driven_while", "trainer_class")]
+
+
+@pytest.mark.parametrize("case", REAL, ids=lambda case: case.name)
+def test_a_real_script_goes_on_from_its_folder_and_from_an_old_file(
+    case: Case, tmp_path: Path
+) -> None:
+    result = rewrite([case.entry], "fsdp", options=Options(save="sharded"))
+    source, before, now, later = (tmp_path / name for name in ("src", "before", "now", "later"))
+    for folder in (source, before, now):
+        folder.mkdir()
+    for name, content in contents(case, result).items():
+        (source / name).write_bytes(content)
+    script, args, more = source / case.entry.name, case.facts["args"], case.facts["resume_args"]
+    assert run_original(case.entry, args, before).returncode == 0
+    run = run_torchrun(script, args, now)
+    assert run.returncode == 0, run.stderr
+    assert not run.written_by_several()
+    shutil.copytree(before, later)
+    assert run_original(case.entry, more, before).returncode == 0
+    saved = case.facts["checkpoint"]
+    for folder in (now, later):
+        run = run_torchrun(script, more, folder)
+        assert run.returncode == 0, run.stderr
+        assert (folder / saved).is_dir()
+        old = torch.load(before / saved, weights_only=False)
+        new = load_sharded(folder / saved, weights_only=False)
+        assert list(new) == list(old)
+        key = case.facts["weights"]
+        torch.testing.assert_close(new[key], dict(old[key]), atol=1e-5, rtol=1e-4)
+    assert run_single(script, [*more[:1], str(int(more[1]) + 2), *more[2:]], now).returncode == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from rewriting import findings, rewritten, run
 
+from migrate.rule import Options
+
 MODEL = "model = nn.Linear(2, 2)\nmodel = nn.DataParallel(model)\n"
 OPTIMIZER = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
 
@@ -70,3 +72,28 @@ def test_a_second_run_changes_nothing(to: str) -> None:
     code += "optimizer.load_state_dict(c['o'])\n"
     once = run(code, "MG5", to).files[0].after.decode()
     assert not run(once, "MG5", to).files[0].changed
+
+
+@pytest.mark.parametrize(
+    ("load", "new"),
+    [
+        ("model.load_state_dict(torch.load(q))", "load_full_state(model, load_sharded(q))"),
+        ("c = torch.load(q, map_location='cpu')\nw = c['m']\nmodel.load_state_dict(w)",
+         "c = load_sharded(q, map_location='cpu')\nw = c['m']\nload_full_state(model, w)"),
+        (OPTIMIZER + "optimizer.load_state_dict(torch.load(\n    q\n)['o'])",
+         OPTIMIZER + "load_full_optimizer_state(optimizer, load_sharded(\n    q\n)['o'])"),
+        ("epoch = torch.load(p)['epoch']", "epoch = load_sharded(p)['epoch']"),
+        ("data = torch.load(q)", "data = torch.load(q)"),
+        ("other = nn.Linear(2, 2)\nother.load_state_dict(torch.load(q))",
+         "other = nn.Linear(2, 2)\nother.load_state_dict(torch.load(q))"),
+    ],
+)  # fmt: skip
+def test_what_may_be_a_folder_is_read_as_one(load: str, new: str) -> None:
+    start = MODEL + "torch.save(model.module.state_dict(), p)\n"
+    assert rewritten(start + load, "MG504", "fsdp", Options(save="sharded")) == start + new + "\n"
+
+
+def test_without_a_folder_files_are_read_as_before() -> None:
+    code = MODEL + "model.load_state_dict(torch.load(p))"
+    text = rewritten(code, "MG504", "fsdp", Options(save="sharded"))
+    assert text == MODEL + "load_full_state(model, torch.load(p))\n"

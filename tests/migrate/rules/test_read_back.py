@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from rewriting import after, findings, rewritten, run
 
+from migrate.rule import Options
+
 IMPORTS = "import os\nimport torch\nimport numpy as np\n"
 
 
@@ -83,3 +85,10 @@ def test_datasets_never_wait() -> None:
 def test_a_second_run_changes_nothing() -> None:
     once = run(IMPORTS + "torch.save(1, 'p')\ny = torch.load('p')\n", "MG5").files[0].after.decode()
     assert not run(once, "MG5").files[0].changed
+
+
+def test_a_folder_that_all_write_together_is_there_afterwards() -> None:
+    code = "model = nn.DataParallel(nn.Linear(2, 2))\n"
+    code += "torch.save(model.state_dict(), p)\nmodel.load_state_dict(torch.load(p))\n"
+    assert findings(code, "MG508", "fsdp", Options(save="sharded")) == []
+    assert len(findings(code, "MG508", "fsdp")) == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from rewriting import findings, rewritten, run
 
+from migrate.rule import Options
+
 MODEL = "model = nn.DataParallel(nn.Linear(2, 2))\n"
 SAVE = "\n    torch.save(model.state_dict(), p)\n"
 
@@ -54,3 +56,12 @@ def test_other_targets_need_none_of_this() -> None:
 def test_a_second_run_changes_nothing() -> None:
     once = run(MODEL + "if acc > best:" + SAVE, "MG5", "fsdp").files[0].after.decode()
     assert not run(once, "MG5", "fsdp").files[0].changed
+
+
+def test_a_folder_needs_all_processes_where_it_is_saved() -> None:
+    code = (
+        MODEL + "state = {'m': model.state_dict()}\nif acc > best:\n    torch.save(state, p)\n"
+        "if acc > 0.5:\n    first = model.state_dict()\n    torch.save(3, q)\n"
+    )
+    text = rewritten(code, "MG510", "fsdp", Options(save="sharded"))
+    assert text == code.replace("acc > best", "from_main_process(acc > best)")
