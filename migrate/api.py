@@ -15,10 +15,10 @@ import libcst as cst
 
 from migrate.edit import Conflict, Edit, Need, Text, apply, insert_before, lower
 from migrate.errors import MigrateError
-from migrate.facts import Facts
+from migrate.facts.models import bare_models
+from migrate.facts.program import Facts
 from migrate.finding import Applicability, Finding
 from migrate.flow import Flow
-from migrate.models import bare_models
 from migrate.project import Project, load_project
 from migrate.registry import rules, target
 from migrate.rule import Context, Options, Rule

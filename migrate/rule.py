@@ -27,7 +27,7 @@ from typing import ClassVar, Literal
 import libcst as cst
 
 from migrate.edit import Edit, Need
-from migrate.facts import Facts
+from migrate.facts.program import Facts
 from migrate.finding import Applicability, Effect, Finding
 from migrate.flow import Flow
 from migrate.project import Project
@@ -59,6 +59,7 @@ class Target:
         has_wrapper: the result is a wrapper: `.module` is the model, names begin with `module.`.
         shards: weights and optimizer state are sharded: reading them whole is a collective.
         other_methods: advice for `{model}.{method}(…)` in a step, where only forward is prepared.
+        half_precision: advice for models that are cast to half precision as a whole.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Target:
     has_wrapper: bool
     shards: bool
     other_methods: str = ""
+    half_precision: str = ""
 
 
 @dataclass(eq=False)

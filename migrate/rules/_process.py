@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.facts import Facts
+from migrate.facts.program import Facts
 from migrate.rule import Context
 from migrate.source import Source
 from migrate.syntax import argument, dotted, method_name, positional, string_value

@@ -9,16 +9,16 @@ from weakref import WeakKeyDictionary
 
 import libcst as cst
 
-from migrate.batchwise import Batchwise
-from migrate.batchwise import batchwise as shared_batchwise
-from migrate.facts import DATA_PARALLEL, DISTRIBUTED, FUNCTIONAL
+from migrate.facts.batchwise import Batchwise
+from migrate.facts.batchwise import batchwise as shared_batchwise
+from migrate.facts.leaving import Reductions
+from migrate.facts.models import bare_models
+from migrate.facts.program import DATA_PARALLEL, DISTRIBUTED, FUNCTIONAL
+from migrate.facts.reaching import Binding, Reaching
+from migrate.facts.state import bare_values
 from migrate.flow import SAME_OBJECT
-from migrate.leaving import Reductions
-from migrate.models import bare_models
-from migrate.reaching import Binding, Reaching
 from migrate.rule import Context
 from migrate.source import Source
-from migrate.state import bare_values
 from migrate.syntax import child_nodes, dotted, method_name, receiver
 from migrate.values import Class, Function, Instance, Made, Value, Values
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import libcst as cst
 
 from migrate.edit import Need
-from migrate.facts import Wrap
-from migrate.models import may_have_batch_norm, models_of_optimizer, repeated_blocks
+from migrate.facts.models import may_have_batch_norm, models_of_optimizer, repeated_blocks
+from migrate.facts.program import Wrap
 from migrate.rule import Context
 from migrate.source import Source
 from migrate.syntax import dotted, method_name, receiver

@@ -72,6 +72,5 @@ class ApexAmp(Rule):
                     call,
                     f"{source.code(call)} leaves no full-precision weights to shard",
                     effect=Effect.UNKNOWN,
-                    advice="keep the weights as they are and give fully_shard a "
-                    "MixedPrecisionPolicy(param_dtype=torch.float16)",
+                    advice=context.target.half_precision,
                 )

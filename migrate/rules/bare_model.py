@@ -30,8 +30,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from migrate.edit import Edit, insert_after
+from migrate.facts.models import Bare, bare_models, may_have_batch_norm
 from migrate.finding import Finding
-from migrate.models import Bare, bare_models, may_have_batch_norm
 from migrate.rule import Context, Rule
 from migrate.rules._wrapping import CONVERT, wrap_text
 

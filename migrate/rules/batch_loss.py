@@ -26,10 +26,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.batchwise import Batchwise
-from migrate.batchwise import batchwise as shared_batchwise
+from migrate.facts.batchwise import Batchwise
+from migrate.facts.batchwise import batchwise as shared_batchwise
+from migrate.facts.kinds import Kind
 from migrate.finding import Applicability, Effect, Finding
-from migrate.kinds import Kind
 from migrate.rule import Context, Rule
 from migrate.source import Source
 from migrate.syntax import argument, literal, method_name, receiver

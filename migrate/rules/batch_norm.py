@@ -24,9 +24,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from migrate.edit import Edit, enclose
-from migrate.facts import Wrap
+from migrate.facts.models import submodule_wraps
+from migrate.facts.program import Wrap
 from migrate.finding import Applicability, Effect, Finding
-from migrate.models import submodule_wraps
 from migrate.rule import Context, Rule
 from migrate.rules._wrapping import CONVERT, early_optimizer, synchronises
 

@@ -29,8 +29,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, Text, replace
+from migrate.facts.models import may_have_batch_norm
 from migrate.finding import Finding
-from migrate.models import may_have_batch_norm
 from migrate.rule import Context, Rule
 from migrate.rules._training import Training, training
 from migrate.source import Source

@@ -39,12 +39,12 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.batchwise import Batchwise
-from migrate.batchwise import batchwise as shared_batchwise
 from migrate.edit import Edit, enclose
+from migrate.facts.batchwise import Batchwise
+from migrate.facts.batchwise import batchwise as shared_batchwise
+from migrate.facts.kinds import Batch, Kind
+from migrate.facts.leaving import Reduction, Reductions
 from migrate.finding import Applicability, Effect, Finding
-from migrate.kinds import Batch, Kind
-from migrate.leaving import Reduction, Reductions
 from migrate.rule import Context, Rule
 from migrate.source import Source
 

@@ -32,8 +32,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, enclose
+from migrate.facts.loader_plan import Plan, Way, plans
 from migrate.finding import Applicability, Effect, Finding
-from migrate.loader_plan import Plan, Way, plans
 from migrate.names import parameters
 from migrate.rule import Context, Rule
 from migrate.source import Source

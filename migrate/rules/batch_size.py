@@ -31,8 +31,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, enclose
+from migrate.facts.loader_plan import Plan, Way, plans
 from migrate.finding import Applicability, Effect, Finding
-from migrate.loader_plan import Plan, Way, plans
 from migrate.rule import Context, Rule
 
 _IS_SPLIT = re.compile(r"per_process|process_count|world_?size|num_replicas|n_?procs?\b|//", re.I)

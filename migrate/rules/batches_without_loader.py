@@ -27,9 +27,9 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from migrate.facts.loader_plan import loader_argument
+from migrate.facts.loading import Loader
 from migrate.finding import Effect, Finding
-from migrate.loader_plan import loader_argument
-from migrate.loading import Loader
 from migrate.rule import Context, Rule
 from migrate.source import Source
 from migrate.syntax import assigned_targets, dotted, literal

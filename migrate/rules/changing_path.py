@@ -38,9 +38,9 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from migrate.facts.models import parts_of
 from migrate.finding import Effect, Finding
 from migrate.flow import call_arguments
-from migrate.models import parts_of
 from migrate.names import parameters
 from migrate.rule import Context, Rule
 from migrate.rules._training import Training, training, without_gradients

@@ -38,12 +38,12 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, replace
-from migrate.files import is_path, writes
+from migrate.facts.files import is_path, writes
+from migrate.facts.folders import folder_loads, folder_saves, is_folder, path_keys
+from migrate.facts.state import bindings
 from migrate.finding import Finding
-from migrate.folders import folder_loads, folder_saves, is_folder, path_keys
 from migrate.rule import Context, Rule
 from migrate.source import Source
-from migrate.state import bindings
 from migrate.syntax import has_star, method_name, receiver
 
 _REMOVES = re.compile(r"^os\.(remove|unlink)$")

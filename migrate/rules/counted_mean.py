@@ -28,13 +28,13 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.batchwise import Batchwise
-from migrate.batchwise import batchwise as shared_batchwise
 from migrate.edit import Edit, enclose
+from migrate.facts.batchwise import Batchwise
+from migrate.facts.batchwise import batchwise as shared_batchwise
+from migrate.facts.kinds import Kind
+from migrate.facts.leaving import Reductions
+from migrate.facts.losses import loss_maker, loss_reduction
 from migrate.finding import Applicability, Effect, Finding
-from migrate.kinds import Kind
-from migrate.leaving import Reductions
-from migrate.losses import loss_maker, loss_reduction
 from migrate.rule import Context, Rule
 from migrate.source import Source
 

@@ -38,9 +38,9 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import insert_before, step
-from migrate.epochs import Epochs, Pass, is_simple
+from migrate.facts.epochs import Epochs, Pass, is_simple
+from migrate.facts.loader_plan import Plan, Way, plans
 from migrate.finding import Effect, Finding
-from migrate.loader_plan import Plan, Way, plans
 from migrate.rule import Context, Rule
 from migrate.source import Source
 from migrate.syntax import literal, method_name, receiver

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from migrate.facts.loader_plan import evaluating_loops, loader_argument
+from migrate.facts.loading import Loader
 from migrate.finding import Applicability, Finding
-from migrate.loader_plan import evaluating_loops, loader_argument
-from migrate.loading import Loader
 from migrate.rule import Context, Rule
 
 

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, add_argument, enclose
-from migrate.files import is_main_only, keep_to_main, whole_statement
+from migrate.facts.files import is_main_only, keep_to_main, whole_statement
 from migrate.finding import Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source

@@ -27,11 +27,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from migrate.edit import Edit, add_argument, enclose
-from migrate.files import Write, is_main_only, is_used, keep_to_main, writes
+from migrate.facts.files import Write, is_main_only, is_used, keep_to_main, writes
+from migrate.facts.folders import folder_saves
+from migrate.facts.state import is_parallel
 from migrate.finding import Finding
-from migrate.folders import folder_saves
 from migrate.rule import Context, Rule
-from migrate.state import is_parallel
 from migrate.syntax import argument, has_star, method_name, receiver
 
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Text
-from migrate.facts import Wrap
+from migrate.facts.program import Wrap
 from migrate.finding import Effect, Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source

@@ -27,8 +27,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.batchwise import Batchwise
-from migrate.batchwise import batchwise as shared_batchwise
+from migrate.facts.batchwise import Batchwise
+from migrate.facts.batchwise import batchwise as shared_batchwise
 from migrate.finding import Effect, Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source

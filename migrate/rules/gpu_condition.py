@@ -28,7 +28,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, enclose
-from migrate.facts import Wrap
+from migrate.facts.program import Wrap
 from migrate.finding import Applicability, Finding
 from migrate.rule import Context, Rule
 from migrate.rules._counting import becomes_process_count

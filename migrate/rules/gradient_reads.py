@@ -27,10 +27,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.batchwise import batchwise as shared_batchwise
 from migrate.edit import enclose
+from migrate.facts.batchwise import batchwise as shared_batchwise
+from migrate.facts.leaving import Reductions
 from migrate.finding import Effect, Finding
-from migrate.leaving import Reductions
 from migrate.rule import Context, Rule
 from migrate.source import Source
 from migrate.syntax import dotted, method_name

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.files import is_main_only, is_used, keep_to_main
+from migrate.facts.files import is_main_only, is_used, keep_to_main
 from migrate.finding import Effect, Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source

@@ -28,13 +28,18 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, Text, enclose, replace
+from migrate.facts.folders import folder_loads
+from migrate.facts.state import (
+    comes_from_file,
+    is_parallel,
+    is_sharded_optimizer,
+    is_whole_in_memory,
+)
+from migrate.facts.wrappers import is_unwrapped
 from migrate.finding import Finding
-from migrate.folders import folder_loads
 from migrate.rule import Context, Rule
 from migrate.source import Source
-from migrate.state import comes_from_file, is_parallel, is_sharded_optimizer, is_whole_in_memory
 from migrate.syntax import argument, dotted, literal, method_name, receiver
-from migrate.wrappers import is_unwrapped
 
 _SURGERY = re.compile(r"""['"]module['".]|\[7:\]|removeprefix|consume_prefix""")
 

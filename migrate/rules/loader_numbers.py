@@ -38,8 +38,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, enclose, replace
+from migrate.facts.loader_plan import Plan, Way, plans
 from migrate.finding import Effect, Finding
-from migrate.loader_plan import Plan, Way, plans
 from migrate.rule import Context, Rule
 from migrate.source import Source
 from migrate.syntax import dotted

@@ -23,10 +23,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from migrate.files import is_main_only, keep_to_main
+from migrate.facts.files import is_main_only, keep_to_main
 from migrate.finding import Finding
 from migrate.rule import Context, Rule
-from migrate.rules.open_write import is_for_main, main_path
+from migrate.rules._opening import is_for_main, main_path
 from migrate.syntax import argument, literal, string_value
 
 _HANDLER = re.compile(

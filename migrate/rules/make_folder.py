@@ -29,7 +29,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, add_argument, replace
-from migrate.files import is_main_only, is_path, is_used, keep_to_main
+from migrate.facts.files import is_main_only, is_path, is_used, keep_to_main
 from migrate.finding import Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source

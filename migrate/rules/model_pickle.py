@@ -24,11 +24,11 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import enclose
+from migrate.facts.state import bare_values, is_parallel, is_wrapper, saves
+from migrate.facts.wrappers import is_unwrapped
 from migrate.finding import Applicability, Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source
-from migrate.state import bare_values, is_parallel, is_wrapper, saves
-from migrate.wrappers import is_unwrapped
 
 
 class ModelPickle(Rule):
@@ -41,16 +41,25 @@ class ModelPickle(Rule):
         """One finding for every model in what is saved."""
         for source, _, saved in saves(context):
             for node in _parts(saved):
-                if not context.target.shards and is_unwrapped(context, source, node):
-                    continue
-                if context.target.shards and is_parallel(context, source, node):
-                    yield self._sharded(source, node)
-                elif context.target.has_wrapper and is_wrapper(context, source, node):
-                    yield self._wrapped(context, source, node)
-                elif context.target.has_wrapper and _is_bare(context, source, node):
-                    edits = enclose(source, node, "", ".module")
-                    message = f"pickles the model in {source.code(node)}, as before"
-                    yield self.finding(source, node, message, edits, requires=["MG204"])
+                found = self._pickled(context, source, node)
+                if found is not None:
+                    yield found
+
+    def _pickled(
+        self, context: Context, source: Source, node: cst.BaseExpression
+    ) -> Finding | None:
+        if context.target.shards:
+            parallel = is_parallel(context, source, node)
+            return self._sharded(source, node) if parallel else None
+        if is_unwrapped(context, source, node):
+            return None
+        if is_wrapper(context, source, node):
+            return self._wrapped(context, source, node)
+        if _is_bare(context, source, node):
+            edits = enclose(source, node, "", ".module")
+            message = f"pickles the model in {source.code(node)}, as before"
+            return self.finding(source, node, message, edits, requires=["MG204"])
+        return None
 
     def _sharded(self, source: Source, node: cst.BaseExpression) -> Finding:
         shown = source.code(node)

@@ -27,14 +27,13 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.edit import Edit, Text
-from migrate.files import is_main_only, opened
+from migrate.facts.files import is_main_only, opened
 from migrate.finding import Finding
 from migrate.rule import Context, Rule
+from migrate.rules._opening import is_for_main, main_path
 from migrate.source import Source
 from migrate.syntax import argument, method_name, string_value
 
-_RANK = re.compile(r"rank|is_main|is_master|devnull|main_process", re.I)
 _ARCHIVE = re.compile(
     r"^(h5py\.File|zipfile\.ZipFile|tarfile\.open|pandas\.(HDFStore|ExcelWriter))$"
 )
@@ -88,33 +87,6 @@ class OpenForWriting(Rule):
             edits = main_path(context, source, call, path)
             message = f"only the main process opens {shown} for writing"
             yield self.finding(source, call, message, edits)
-
-
-def is_for_main(source: Source, path: cst.BaseExpression) -> bool:
-    """Whether a path is chosen by rank already; told by the words in it."""
-    return bool(_RANK.search(source.code(path)))
-
-
-def main_path(
-    context: Context, source: Source, call: cst.Call, path: cst.BaseExpression
-) -> list[Edit]:
-    """The edits after which a call opens `path` in the main process, elsewhere the null device."""
-    name, need = context.helper(source, "is_main_process")
-    choice = f" if {name}() else os.devnull"
-    edits: list[Edit] = [need]  # which imports `os`, too
-    start, stop = source.span(path)
-    if method_name(call) == "open" and call.func.value is path:  # type: ignore[attr-defined]
-        first = source.span(call.args[0]).start
-        edits.append(Text(source, start, start, "open(", order=(9, 0)))
-        edits.append(Text(source, stop, first, f"{choice}, "))
-        return edits
-    if isinstance(path, cst.IfExp | cst.Lambda | cst.NamedExpr) and not path.lpar:
-        edits.append(Text(source, start, start, "(", order=(9, 0)))
-        choice = ")" + choice
-    for paren in path.rpar:
-        stop = max(stop, source.span(paren).stop)
-    edits.append(Text(source, stop, stop, choice, order=(-9, 0)))
-    return edits
 
 
 def _may_write(context: Context, source: Source, call: cst.Call) -> bool:

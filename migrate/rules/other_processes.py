@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.files import is_main_only, whole_statement
+from migrate.facts.files import is_main_only, whole_statement
 from migrate.finding import Effect, Finding
 from migrate.rule import Context, Rule
 from migrate.rules._training import training

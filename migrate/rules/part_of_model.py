@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from migrate.edit import Edit, remove_argument, replace
+from migrate.facts.models import submodule_wraps
 from migrate.finding import Finding
-from migrate.models import submodule_wraps
 from migrate.rule import Context, Rule
 
 

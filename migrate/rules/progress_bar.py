@@ -28,11 +28,11 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, add_argument, enclose, replace
-from migrate.files import is_main_only, keep_to_main
+from migrate.facts.files import is_main_only, keep_to_main
+from migrate.facts.state import bindings
 from migrate.finding import Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source
-from migrate.state import bindings
 from migrate.syntax import argument, literal
 
 _BARS = re.compile(

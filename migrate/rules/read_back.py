@@ -30,9 +30,9 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, insert_before
-from migrate.files import is_main_only, opened, reaching, reads, writes
+from migrate.facts.files import is_main_only, opened, reaching, reads, writes
+from migrate.facts.folders import folder_saves, path_keys
 from migrate.finding import Finding
-from migrate.folders import folder_saves, path_keys
 from migrate.project import main_guard
 from migrate.rule import Context, Rule
 from migrate.source import Source

@@ -30,12 +30,12 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, enclose
-from migrate.files import is_main_only, reaching
+from migrate.facts.files import is_main_only, reaching
+from migrate.facts.folders import folder_saves, folder_states
+from migrate.facts.state import bindings, is_sharded_state, saved_states
 from migrate.finding import Finding
-from migrate.folders import folder_saves, folder_states
 from migrate.rule import Context, Rule
 from migrate.source import Source
-from migrate.state import bindings, is_sharded_state, saved_states
 from migrate.syntax import dotted, literal
 
 _ORDER = (cst.LessThan, cst.LessThanEqual, cst.GreaterThan, cst.GreaterThanEqual)

@@ -34,14 +34,14 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, Text, enclose, replace
-from migrate.files import is_main_only
+from migrate.facts.files import is_main_only
+from migrate.facts.folders import folder_saves, folder_states, is_gathered
+from migrate.facts.state import is_sharded_state, is_wrapper, saved_states
+from migrate.facts.wrappers import is_unwrapped
 from migrate.finding import Applicability, Finding
-from migrate.folders import folder_saves, folder_states, is_gathered
 from migrate.rule import Context, Rule
 from migrate.source import Source
-from migrate.state import is_sharded_state, is_wrapper, saved_states
 from migrate.syntax import receiver
-from migrate.wrappers import is_unwrapped
 
 
 class SavedState(Rule):

@@ -34,8 +34,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import insert_before
+from migrate.facts.models import bare_models
 from migrate.finding import Applicability, Effect, Finding
-from migrate.models import bare_models
 from migrate.rule import Context, Rule
 from migrate.rules._process import RANK, SEEDS
 from migrate.source import Source

@@ -30,8 +30,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, enclose
+from migrate.facts.kinds import Kind
 from migrate.finding import Effect, Finding
-from migrate.kinds import Kind
 from migrate.rule import Context, Rule
 from migrate.rules._training import Training, training
 from migrate.source import Source

@@ -37,10 +37,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from migrate.facts.loader_plan import Plan, Way, evaluating_loops, plans
 from migrate.finding import Applicability, Effect, Finding
-from migrate.loader_plan import Plan, Way, evaluating_loops, plans
 from migrate.rule import Context, Rule
-from migrate.sampler_edits import EDITS, subject
+from migrate.rules._dealing import EDITS, subject
 from migrate.syntax import literal, method_name
 
 

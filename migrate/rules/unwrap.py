@@ -29,13 +29,13 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Text, replace
-from migrate.facts import DATA_PARALLEL
+from migrate.facts.program import DATA_PARALLEL
+from migrate.facts.state import is_wrapper
+from migrate.facts.wrappers import chooses, module_attributes
 from migrate.finding import Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source
-from migrate.state import is_wrapper
 from migrate.syntax import dotted
-from migrate.wrappers import chooses, module_attributes
 
 _ASKS = re.compile(r"hasattr|isinstance|__class__|type\(")
 

@@ -32,9 +32,9 @@ from migrate.edit import (
     remove_argument,
     replace,
 )
-from migrate.facts import Wrap
+from migrate.facts.models import submodule_wraps
+from migrate.facts.program import Wrap
 from migrate.finding import Applicability, Finding
-from migrate.models import submodule_wraps
 from migrate.rule import Context, Rule
 from migrate.rules._wrapping import (
     CONVERT,

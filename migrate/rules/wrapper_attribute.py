@@ -32,8 +32,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Text
+from migrate.facts.models import Bare, bare_models
 from migrate.finding import Finding
-from migrate.models import Bare, bare_models
 from migrate.rule import Context, Rule
 from migrate.source import Source
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import libcst as cst
 import pytest
 
-from migrate.facts import Facts
+from migrate.facts.program import Facts
 from migrate.flow import Flow
 from migrate.project import load_project
 from migrate.source import Source

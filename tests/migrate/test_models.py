@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from migrate.facts import Facts
-from migrate.flow import Flow
-from migrate.models import (
+from migrate.facts.models import (
     bare_models,
     may_have_batch_norm,
     parts_of,
@@ -16,6 +14,8 @@ from migrate.models import (
     submodule_wraps,
     trained_models,
 )
+from migrate.facts.program import Facts
+from migrate.flow import Flow
 from migrate.project import load_project
 from migrate.values import Instance, Made, Value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rewriting import findings, rewritten, run
+from rewriting import findings, rewritten
 
 
 def said(code: str | dict[str, str], to: str = "ddp") -> list[str]:
@@ -60,6 +60,14 @@ def test_on_one_line_it_is_reported() -> None:
     assert "share_weights" not in rewritten(code, "MG807")
 
 
-def test_sharded_weights_are_drawn_once() -> None:
+def test_weights_are_drawn_before_they_are_sharded() -> None:
+    code = INIT + "net = nn.Linear(2, 2)\nif n > 1:\n    net = nn.DataParallel(net)\n"
+    text = rewritten(code + "net.apply(weights_init)\n", "MG807", "fsdp")
+    assert "net.apply(weights_init)\nif n > 1:\n    net = nn.DataParallel(net)\n" in text
+    assert text.count("net.apply") == 1
+
+
+def test_a_model_that_is_made_in_the_wrap_is_left_to_a_human() -> None:
     code = INIT + "net = nn.DataParallel(nn.Linear(2, 2))\nnet.apply(weights_init)\n"
-    assert said(code, to="fsdp") == []
+    said_of_shards = said(code, to="fsdp")
+    assert said_of_shards == ["net.apply(weights_init) draws other weights than one process would"]

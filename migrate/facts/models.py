@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from migrate.facts import Facts, Wrap
+from migrate.facts.program import Facts, Wrap
 from migrate.once import once
 from migrate.source import Source
 from migrate.syntax import assigned_targets, dotted, method_name, receiver

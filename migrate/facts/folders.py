@@ -11,11 +11,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.files import is_main_only, is_used, reaching, reads, writes
-from migrate.once import once
-from migrate.rule import Context
-from migrate.source import Source
-from migrate.state import (
+from migrate.facts.files import is_main_only, is_used, reaching, reads, writes
+from migrate.facts.state import (
     bindings,
     files_behind,
     is_parallel,
@@ -24,6 +21,9 @@ from migrate.state import (
     saves,
     states_in,
 )
+from migrate.once import once
+from migrate.rule import Context
+from migrate.source import Source
 from migrate.syntax import argument, dotted, has_star, method_name, receiver
 from migrate.values import Made
 

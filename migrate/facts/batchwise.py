@@ -12,9 +12,7 @@ from functools import cached_property
 
 import libcst as cst
 
-from migrate.facts import Facts
-from migrate.flow import call_arguments
-from migrate.kinds import (
+from migrate.facts.kinds import (
     PLAIN,
     UNKNOWN,
     Batch,
@@ -26,13 +24,15 @@ from migrate.kinds import (
     origins_of,
     over_batch,
 )  # fmt: skip
-from migrate.losses import loss_reduction
+from migrate.facts.losses import loss_reduction
+from migrate.facts.program import Facts
+from migrate.facts.reaching import Binding
+from migrate.facts.trained import SAME_VALUE, Trained, own_sum, without_conversions
+from migrate.flow import call_arguments
 from migrate.names import Slot
 from migrate.once import once
-from migrate.reaching import Binding
 from migrate.source import Source
 from migrate.syntax import dotted, literal, method_name, receiver
-from migrate.trained import SAME_VALUE, Trained, own_sum, without_conversions
 from migrate.values import Function
 
 NUMBERS = frozenset({"item", "tolist", "numpy"})

@@ -14,8 +14,8 @@ from functools import cached_property
 import libcst as cst
 
 from migrate.definitions import Definitions
+from migrate.facts.loading import Loader, Loading
 from migrate.flow import Flow
-from migrate.loading import Loader, Loading
 from migrate.names import Slot
 from migrate.project import Project, main_guard
 from migrate.source import Source

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.facts import DATA_PARALLEL
+from migrate.facts.models import bare_models
+from migrate.facts.program import DATA_PARALLEL
 from migrate.flow import Flow
-from migrate.models import bare_models
 from migrate.names import Slot
 from migrate.once import once
 from migrate.rule import Context

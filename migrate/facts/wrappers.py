@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from migrate.facts.state import bindings, is_wrapper
 from migrate.names import Slot
 from migrate.rule import Context
 from migrate.source import Source
-from migrate.state import bindings, is_wrapper
 from migrate.syntax import dotted, literal
 from migrate.values import Instance
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import libcst as cst
 
 from migrate.edit import Edit, Guard, enclose
+from migrate.facts.state import is_sharded_state
 from migrate.rule import Context
 from migrate.source import Source
-from migrate.state import is_sharded_state
 from migrate.syntax import argument, literal, method_name, positional, receiver, string_value
 
 _WRITING_FUNCTIONS: tuple[tuple[str, str, int], ...] = (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from migrate.branches import Known, can_run, known_arguments
+from migrate.facts.branches import Known, can_run, known_arguments
 from migrate.flow import MADE_BY, call_arguments
 from migrate.names import Slot, parameters
 from migrate.source import Source
@@ -22,7 +22,7 @@ from migrate.syntax import dotted, method_name, receiver, string_value
 from migrate.values import Class, External, Instance, Made
 
 if TYPE_CHECKING:
-    from migrate.facts import Facts
+    from migrate.facts.program import Facts
 
 ITERATION = re.compile(
     r"(^|\.)(enumerate|iter|zip|cycle|islice|chain|from_iterable|reversed|t?qdm\w*|trange|track)$"

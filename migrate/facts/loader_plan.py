@@ -11,11 +11,11 @@ from enum import Enum
 
 import libcst as cst
 
-from migrate.branches import can_run, known_arguments
-from migrate.loading import Loader, Loop
+from migrate.facts.branches import can_run, known_arguments
+from migrate.facts.loading import Loader, Loop
+from migrate.facts.phases import Unknown, trained_keys
+from migrate.facts.reaching import Reaching
 from migrate.once import once
-from migrate.phases import Unknown, trained_keys
-from migrate.reaching import Reaching
 from migrate.rule import Context
 from migrate.source import Source
 from migrate.syntax import argument, literal, method_name, receiver

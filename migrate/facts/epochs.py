@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import libcst as cst
 
+from migrate.facts.loading import ITERATION, Loader
 from migrate.flow import call_arguments
-from migrate.loading import ITERATION, Loader
 from migrate.names import parameters
 from migrate.rule import Context
 from migrate.source import Source

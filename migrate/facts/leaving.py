@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from migrate.batchwise import Batchwise
-from migrate.facts import Facts
-from migrate.kinds import Batch, Kind
+from migrate.facts.batchwise import Batchwise
+from migrate.facts.kinds import Batch, Kind
+from migrate.facts.program import Facts
+from migrate.facts.trained import SAME_VALUE, own_sum
 from migrate.source import Source
 from migrate.syntax import assigned_targets, dotted, literal, method_name, receiver
-from migrate.trained import SAME_VALUE, own_sum
 
 _KEEPING = frozenset(
     [

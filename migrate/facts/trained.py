@@ -7,8 +7,8 @@ from functools import cached_property
 
 import libcst as cst
 
-from migrate.facts import Facts
-from migrate.reaching import Reaching
+from migrate.facts.program import Facts
+from migrate.facts.reaching import Reaching
 from migrate.source import Source
 from migrate.syntax import dotted, method_name, receiver
 from migrate.values import Function, Instance, Made

@@ -17,7 +17,7 @@ from migrate.edit import (
     remove_argument,
     replace,
 )  # fmt: skip
-from migrate.loader_plan import Plan, Way
+from migrate.facts.loader_plan import Plan, Way
 from migrate.rule import Context
 from migrate.source import Source
 from migrate.syntax import assigned_targets, dotted, literal

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 
 import libcst as cst
 
-from migrate.branches import Known, can_run, known_arguments
+from migrate.facts.branches import Known, can_run, known_arguments
+from migrate.facts.loading import Loop
 from migrate.flow import call_arguments
-from migrate.loading import Loop
 from migrate.names import parameters
 from migrate.rule import Context
 from migrate.source import Source
