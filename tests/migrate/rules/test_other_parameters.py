@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rewriting import findings, rewritten
+from rewriting import findings, rewritten, run
 
 
 def said(code: str | dict[str, str], to: str = "ddp") -> list[str]:
