@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 # Words added to pytest's command line, for example PYTEST_ARGS="-n 2 -k zero3".
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist loadfile
 # Words added to the benchmark's command line, for example BENCH_ARGS="--repeats 1".
 BENCH_ARGS ?=
 

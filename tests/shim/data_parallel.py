@@ -1,7 +1,9 @@
 """A stand-in for nn.DataParallel on the CPU, under torch's own class and nesting rules.
 
-`replicas` computes every chunk on a replica, one after another, as GPUs would. `whole` gives the
-whole batch to the first replica: what the rewrite should reproduce with synchronised batch norm.
+`replicas` computes every chunk on a replica, one after another, as GPUs would. `dealt` does so with
+samples dealt out in turn, as DistributedSampler deals them: replicas and processes then see the same
+samples. `whole` gives the whole batch to the first replica: what the rewrite should reproduce with
+synchronised batch norm.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch.nn.parallel import scatter_gather
 
 from shim.devices import CPU
 
-MODES = ("replicas", "whole")
+MODES = ("replicas", "dealt", "whole")
 
 
 def install(mode: str) -> None:
@@ -26,7 +28,7 @@ def install(mode: str) -> None:
     if mode not in MODES:
         raise ValueError(f"no way to run DataParallel: {mode!r}, expected one of {MODES}")
     parts: Any = scatter_gather
-    parts.Scatter, parts.Gather = _Scatter, _Gather
+    parts.Scatter, parts.Gather = (_Deal, _Collect) if mode == "dealt" else (_Scatter, _Gather)
     scatter = scatter_gather.scatter_kwargs
 
     @functools.wraps(scatter)
@@ -64,6 +66,29 @@ class _Gather:
             )
             return torch.stack(parts)
         return torch.cat(parts, dim)
+
+
+class _Deal:
+    """Samples in turn: replica r gets r, r + n, r + 2 n …"""
+
+    @staticmethod
+    def apply(target_gpus: Sequence[Any], _sizes: None, dim: int, whole: Tensor) -> Any:
+        count = len(target_gpus)
+        turns = [torch.arange(rank, whole.size(dim), count) for rank in range(count)]
+        return tuple(whole.index_select(dim, turn) for turn in turns if turn.numel())
+
+
+class _Collect:
+    """The order that the samples had before they were dealt."""
+
+    @staticmethod
+    def apply(target_device: Any, dim: int, *parts: Tensor) -> Tensor:
+        joined = _Gather.apply(target_device, dim, *parts)
+        if any(part.dim() == 0 for part in parts):
+            return joined
+        total = joined.size(dim)
+        dealt = torch.cat([torch.arange(rank, total, len(parts)) for rank in range(len(parts))])
+        return joined.index_select(dim, dealt.argsort())
 
 
 def _copies(
