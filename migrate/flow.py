@@ -30,10 +30,11 @@ from migrate.values import (
     Values,
     identity,
     is_decorated,
+    owner_name,
     subscript_keys,
 )  # fmt: skip
 
-_MAX_ROUNDS = 12
+_MAX_ROUNDS, _MAX_OWNERS = 12, 6
 MADE_BY = "loader()"
 """The name of what a project's function gives that returns a DataLoader, for each call of it."""
 SAME_OBJECT = frozenset(
@@ -47,8 +48,7 @@ _SAME_AS_ARGUMENT = {
     "torch.compile", "torch.jit.script", "list", "tuple", "getattr", "functools.partial",
     "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "apex.parallel.convert_syncbn_model",
 }  # fmt: skip
-_WRITTEN_SAME = {"main_process_first", "from_main_process"}
-"""Definitions of an earlier run that give their argument, for all that matters here."""
+_WRITTEN_SAME = {"main_process_first", "from_main_process"}  # of an earlier run
 _CONTAINERS = (cst.Tuple, cst.List, cst.Dict, cst.ListComp, cst.DictComp, cst.Set)
 
 
@@ -402,9 +402,9 @@ class Flow:
         for callee in self.of(source, call.func):
             yield from self._called(source, call, callee)
         name = method_name(call)
-        for base in self.of(source, receiver(call)) if name else ():
-            if isinstance(base, Instance | Made) and name not in SAME_OBJECT:
-                owner = base.name if isinstance(base, Made) else base.cls.node.name.value
+        if name and name not in SAME_OBJECT:
+            owners = {owner_name(base) for base in self.of(source, receiver(call))} - {None}
+            for owner in owners if len(owners) <= _MAX_OWNERS else ("",):
                 yield Made(source, call, f"{owner}().{name}")
 
     def _called(self, source: Source, call: cst.Call, callee: Value) -> Iterator[Value]:

@@ -80,6 +80,18 @@ def is_decorated(function: Function, name: str) -> bool:
     return any(dotted(item.decorator) == name for item in function.node.decorators)
 
 
+def owner_name(value: Value) -> str | None:
+    """What the result of a value's method is named after: its class, or how it was made.
+
+    Nothing for long chains: `x = x.view(…)` in a loop would get a longer name for ever.
+    """
+    if isinstance(value, Instance):
+        return value.cls.node.name.value
+    if isinstance(value, Made):
+        return value.name if value.name.count("()") < 3 else ""
+    return None
+
+
 def identity(value: Value) -> object:
     """What a value's attributes and elements are filed under."""
     match value:

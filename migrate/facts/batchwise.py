@@ -50,6 +50,7 @@ class Batchwise(Trained):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._cache: dict[cst.CSTNode, Batch] = {}
+        self._taken: dict[tuple[cst.CSTNode, tuple[int, ...]], Batch] = {}
         self._loaders = {id(loop.node): item for item in facts.loaders for loop in item.loops}
 
     # What is asked
@@ -207,11 +208,13 @@ class Batchwise(Trained):
         """One element of a value that is taken apart."""
         if path and isinstance(node, cst.Tuple | cst.List) and path[0] < len(node.elements):
             return self.element(source, node.elements[path[0]].value, path[1:])
-        if path and isinstance(node, cst.Call):
+        if not path or not isinstance(node, cst.Call):
+            return self.of(source, node)
+        if (node, path) not in self._taken:
+            self._taken[node, path] = PLAIN  # a function that returns what it gives itself
             returned = self._returned(source, node, path)
-            if returned is not None:
-                return returned
-        return self.of(source, node)
+            self._taken[node, path] = self.of(source, node) if returned is None else returned
+        return self._taken[node, path]
 
     def _loop(self, source: Source, node: cst.For | cst.CompFor, binding: Binding) -> Batch:
         name = dotted(node.iter.func) if isinstance(node.iter, cst.Call) else None

@@ -10,10 +10,11 @@ what comes after is as it was, and no sample counts twice.
 
 Safety: nothing is edited without the option. With it, a forward pass stays whole where only some
 processes may come to it (`if rank == 0:`, `try:`), where the order of the batches is drawn by each
-process, and in a loop that trains too. While the script runs, `on_parts` computes the first batch
-both ways and goes on with whole batches if that is not the same, if the model's result has not one
-row for each sample, if the processes have different batches, and while gradients are recorded:
-`torch.no_grad()` and `model.eval()` are needed to gain anything.
+process, in a loop that trains too, and in a program with forward hooks. While the script runs,
+`on_parts` computes the first batch both ways and goes on with whole batches if that is not the
+same, if the model's result has not one row for each sample, if the processes have different
+batches, and while gradients are recorded: `torch.no_grad()` and `model.eval()` are needed to gain
+anything. In a model that was never in a DataParallel, what forward keeps in attributes is a part's.
 
 Before::
 
@@ -30,6 +31,7 @@ Finding::
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 import libcst as cst
@@ -37,13 +39,17 @@ import libcst as cst
 from migrate.edit import Edit, enclose
 from migrate.facts.loader_plan import evaluating_loops, loader_argument
 from migrate.facts.loading import Loader, Loop
+from migrate.facts.state import bare_values
 from migrate.finding import Applicability, Finding
 from migrate.rule import Context, Rule
-from migrate.rules._training import training
+from migrate.rules._training import training, without_gradients
 from migrate.source import Source
-from migrate.syntax import literal
+from migrate.syntax import literal, method_name
 from migrate.values import Function
 
+_HOOK = re.compile(r"register_(module_)?forward_(pre_)?hook$")
+_HOOKED = "the forward hooks would see a part"
+_GRADIENTS = "put it under torch.no_grad(): while gradients are recorded, batches stay whole"
 Places = dict[cst.CSTNode, Source]
 """Pieces of code, each with its file."""
 
@@ -81,9 +87,10 @@ class EvaluationLoader(Rule):
             for loop in loader.loops
             if loop.trains or self._is_part(context, loader) or _draws_order(loader)
         ]
+        has_hooks = any(_HOOK.match(method_name(c) or "") for _, c in context.facts.calls())
         edited: set[cst.Call] = set()
         for loader, around in places.items():
-            loops = [x for x in evaluating_loops(loader) if x.node not in kept]
+            loops = [x for x in evaluating_loops(loader) if x.node not in kept and not has_hooks]
             inside = _evaluating(context, loops)
             calls = [(s, c) for node, s in inside.items() for c in _forwards(context, s, node)]
             for source, call in calls:
@@ -96,7 +103,7 @@ class EvaluationLoader(Rule):
                     loader.call,
                     f"every process evaluates on all of {_dataset(loader)}",
                     applicability=Applicability.INFO,
-                    advice=f"it stays whole: {_reason(around, inside)}",
+                    advice=f"it stays whole: {_HOOKED if has_hooks else _reason(around, inside)}",
                 )
 
     def _edited(self, context: Context, source: Source, call: cst.Call) -> Finding:
@@ -105,7 +112,15 @@ class EvaluationLoader(Rule):
         code = code if len(code) < 60 else f"{code[:50]} …"
         message = f"every process computes its part of {code}"
         edits: list[Edit] = [*enclose(source, call.func, f"{name}(", ")"), need]
-        return self.finding(source, call, message, edits)
+        advice = "" if _is_quiet(context, source, call, set()) else _GRADIENTS
+        if training(context).model_of(source, call) & bare_values(context):
+            model = source.code(call.func)
+            assumption = f"nothing that {model} keeps of a batch in itself is read afterwards"
+            policy = Applicability.POLICY
+            return self.finding(
+                source, call, message, edits, policy, advice=advice, assumption=assumption
+            )
+        return self.finding(source, call, message, edits, advice=advice)
 
     def _is_part(self, context: Context, loader: Loader) -> bool:
         """Whether the loader gives a part only, by hand or by its sampler."""
@@ -199,3 +214,15 @@ def _is_alone(context: Context, source: Source, node: cst.CSTNode, seen: set[cst
     seen.add(function)
     calls = training(context).calls_of(source, function)
     return any(_is_alone(context, user, call, seen) for user, call in calls)
+
+
+def _is_quiet(context: Context, source: Source, node: cst.CSTNode, seen: set[cst.CSTNode]) -> bool:
+    """Whether a place may run without gradients, also by its callers or `set_grad_enabled`."""
+    if without_gradients(source, node) or "set_grad_enabled" in source.text:
+        return True
+    function = source.function_of(node)
+    if function is None or function in seen:
+        return False
+    seen.add(function)
+    calls = training(context).calls_of(source, function)
+    return any(_is_quiet(context, user, call, seen) for user, call in calls)

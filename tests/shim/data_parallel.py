@@ -1,7 +1,7 @@
 """A stand-in for nn.DataParallel on the CPU, under torch's own class and nesting rules.
 
 `replicas` computes every chunk on a replica, one after another, as GPUs would. `dealt` does so with
-samples dealt out in turn, as DistributedSampler deals them: replicas and processes then see the same
+samples dealt out in turn, as DistributedSampler does: replicas and processes then see the same
 samples. `whole` gives the whole batch to the first replica: what the rewrite should reproduce with
 synchronised batch norm.
 """

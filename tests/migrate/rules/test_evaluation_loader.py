@@ -174,3 +174,33 @@ def test_a_loader_that_was_dealt_out_by_hand_is_done() -> None:
     assert "all of c" in found.message
     text = rewritten(code, "MG305", options=SHARDED)
     assert "for x in val:\n    model(x)\nfor x in test:\n    on_parts(model)(x)\n" in text
+
+
+def test_forward_hooks_would_see_a_part() -> None:
+    assert "hooks" in whole("model.register_forward_hook(print)\nfor x in val:\n    model(x)\n")
+
+
+def test_a_model_that_was_not_parallel_may_keep_things() -> None:
+    code = CODE.replace("nn.DataParallel(nn.Linear(2, 2))", "nn.Linear(2, 2).cuda()")
+    code = code.replace(
+        "loader =", "optimizer = torch.optim.SGD(model.parameters(), 0.1)\nloader ="
+    )
+    code += "optimizer.step()\n"
+    found = run(code, ("MG1", "MG2", "MG305"), options=SHARDED).findings
+    parts = [f for f in found if f.code == "MG305"]
+    assert {f.applicability for f in parts} == {Applicability.POLICY}
+    assert parts[0].assumption.startswith("nothing that model keeps of a batch")
+
+
+def test_gradients_that_are_recorded_are_pointed_out() -> None:
+    code = TRAIN + "for x in val:\n    model(x)\n"
+    (found,) = findings(code, "MG305", options=SHARDED)
+    assert "torch.no_grad()" in found.advice
+    quiet = [
+        TRAIN + "with torch.no_grad():\n    [model(x) for x in val]\n",
+        TRAIN + "@torch.no_grad()\ndef f():\n    for x in val:\n        model(x)\nf()\n",
+        code.replace("for x in val", "torch.set_grad_enabled(False)\nfor x in val"),
+    ]
+    for text in quiet:
+        (found,) = findings(text, "MG305", options=SHARDED)
+        assert not found.advice
