@@ -64,12 +64,14 @@ class Result:
     Attributes:
         files: every file that was read, the entry first.
         findings: applied and not applied, worst first.
+        unread: files of the folder that are not Python 3, and why; nothing imports them.
     """
 
     target: str
     entry: Path
     files: tuple[FileResult, ...]
     findings: tuple[Finding, ...] = field(default=())
+    unread: tuple[str, ...] = ()
 
     @property
     def manual(self) -> list[Finding]:
@@ -114,7 +116,7 @@ def _rewritten(context: Context, choice: Choice) -> Result:
     findings, texts = _assembled(context, findings, choice)
     files = tuple(_file(source, texts.get(source, source.text)) for source in project.sources)
     ordered = tuple(sorted(findings, key=_worst_first))
-    return Result(context.target.name, project.entry.path, files, ordered)
+    return Result(context.target.name, project.entry.path, files, ordered, project.unread)
 
 
 def _context(project: Project, to: str, options: Options) -> Context:

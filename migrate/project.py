@@ -11,7 +11,7 @@ from pathlib import Path
 
 import libcst as cst
 
-from migrate.errors import MigrateError
+from migrate.errors import MigrateError, SourceError
 from migrate.source import Source, parse_source
 from migrate.syntax import dotted
 
@@ -26,12 +26,14 @@ class Project:
         sources: the files, the entry first.
         entry: the file that is started; it gets the process group.
         roots: folders that imports are looked up in.
+        unread: why files of the folder are no part of it, one line each.
     """
 
     sources: list[Source]
     entry: Source
     roots: tuple[Path, ...] = ()
     modules: dict[str, Source] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for source in self.sources:
@@ -60,7 +62,8 @@ def load_project(
 ) -> Project:
     """The program in `paths`: files as they are, folders with all their Python files.
 
-    Given one file, the modules it imports are followed as far as they lie beside it or below.
+    Given one file, the modules it imports are followed as far as they lie beside it or below. Of a
+    folder, files that are not Python 3 are left out, unless the program imports them.
 
     Raises:
         MigrateError: a path is missing or unreadable, or no entry can be told.
@@ -69,13 +72,28 @@ def load_project(
     files = [file for path in paths for file in _files(path, given)]
     if not files:
         raise MigrateError("no Python files in " + ", ".join(str(path) for path in paths))
-    parsed = {_key(file): parse_source(file, _content(file, given)) for file in files}
+    parsed: dict[Path, Source] = {}
+    unread: dict[Path, SourceError] = {}
+    for file in files:
+        try:
+            parsed[_key(file)] = parse_source(file, _content(file, given))
+        except SourceError as error:
+            if file in paths or (entry is not None and _key(file) == _key(entry)):
+                raise
+            unread[_key(file)] = error
+    if not parsed:
+        raise next(iter(unread.values()))
     start = _entry(list(parsed.values()), entry)
     roots = _roots(start, [path for path in paths if path.is_dir()])
     if len(files) == 1 and start.path not in given:
         _follow(start, roots, parsed)
+    for source in parsed.values() if unread else ():
+        for name, level in imported_modules(source):
+            for file in _module_files(source, roots, name, level):
+                if _key(file) in unread:
+                    raise unread[_key(file)]
     ordered = [start, *(item for item in parsed.values() if item is not start)]
-    return Project(ordered, start, roots)
+    return Project(ordered, start, roots, unread=tuple(str(error) for error in unread.values()))
 
 
 def _files(path: Path, given: dict[Path, bytes]) -> Iterator[Path]:

@@ -68,6 +68,7 @@ def text(result: Result, quiet: bool = False) -> str:
             lines += _lines(finding)
         lines.append("")
     if not quiet:
+        lines += [f"Not read, as nothing imports it: {line}" for line in result.unread]
         lines += _assumptions(shown)
         changed = sum(file.changed for file in result.files)
         edited = sum(bool(f.edits) for f in result.findings)

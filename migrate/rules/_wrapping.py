@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 
 from migrate.edit import Need
@@ -13,6 +15,7 @@ from migrate.syntax import dotted, method_name, receiver
 from migrate.values import Instance, Values
 
 CONVERT = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
+_CONVERTS = re.compile(r"convert_sync(_)?batchnorm|convert_syncbn_model")
 
 
 def wrap_options(context: Context, values: Values) -> list[str]:
@@ -91,7 +94,10 @@ def synchronises(context: Context, wrap: Wrap) -> bool:
         return False
     if wrap.model is None or not may_have_batch_norm(context.facts, wrap.inner):
         return False
-    for source, call in context.facts.calls_of(r"convert_sync(_)?batchnorm|convert_syncbn_model"):
+    inner = wrap.model if isinstance(wrap.model, cst.Call) else None
+    if inner is not None and _CONVERTS.search(context.facts.callee(wrap.source, inner) or ""):
+        return False
+    for source, call in context.facts.calls_of(_CONVERTS.pattern):
         if call.args and context.flow.of(source, call.args[0].value) & wrap.inner:
             return False
     return True

@@ -204,3 +204,18 @@ def test_contents_stand_in_for_files_and_are_not_followed(folder: Path) -> None:
 def test_text_from_nowhere_is_a_program() -> None:
     path = Path("stdin.py")
     assert load_project([path], contents={path: b"x = 1\n"}).entry.text == "x = 1\n"
+
+
+def test_a_file_of_a_folder_that_nothing_imports_may_be_anything(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\nx.backward()\n")
+    (tmp_path / "old.py").write_text("print 'x'\n")
+    project = load_project([tmp_path])
+    assert [source.path.name for source in project.sources] == ["train.py"]
+    assert "old.py:1: Python 2 source" in project.unread[0]
+
+
+def test_a_file_of_a_folder_that_is_imported_has_to_be_python(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import old\nx.backward()\n")
+    (tmp_path / "old.py").write_text("print 'x'\n")
+    with pytest.raises(MigrateError, match=r"old.py:1: Python 2 source"):
+        load_project([tmp_path])
