@@ -29,7 +29,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 .PHONY: demo
-demo: $(INSTALLED) ## Train a tiny Llama under ZeRO-3, convert it, compare the logits
+demo: $(INSTALLED) ## Move a script to two processes; train under ZeRO-3, convert, compare
 	docs/demo/run.sh
 
 .PHONY: test
