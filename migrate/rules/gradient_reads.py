@@ -17,7 +17,7 @@ After::
 
     model = nn.DataParallel(nn.Linear(2, 2))
     loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor()
+    norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
     print(norm.item())
 """
 
@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.edit import enclose
+from migrate.edit import Edit, enclose
 from migrate.facts.batchwise import batchwise as shared_batchwise
 from migrate.facts.leaving import Reductions
 from migrate.finding import Effect, Finding
@@ -71,15 +71,18 @@ class GradientReads(Rule):
             return
         reductions = Reductions(context.facts, shared_batchwise(context.facts))
         for source, call in context.facts.calls_of(_CLIP):
-            if _is_used(source, call) and _of_wrapped(context, source, call):
-                yield self._read(source, call, reductions)
+            if _is_used(context, source, call) and _of_wrapped(context, source, call):
+                yield self._read(context, source, call, reductions)
         for source in context.sources:
             for node in source.all(cst.Attribute):
                 is_read = node.attr.value == "grad" and _is_looked_at(context, source, node)
                 if is_read and _is_weight_of_wrapped(context, source, node.value):
-                    yield self._read(source, node, reductions)
+                    yield self._read(context, source, node, reductions)
 
-    def _read(self, source: Source, node: cst.BaseExpression, reductions: Reductions) -> Finding:
+    def _read(
+        self, context: Context, source: Source, node: cst.BaseExpression, reductions: Reductions
+    ) -> Finding:
+        name, need = context.helper(source, "whole")
         code = " ".join(source.code(node).split())
         obstacle = reductions.obstacle(source, node)
         if obstacle:
@@ -88,16 +91,17 @@ class GradientReads(Rule):
                 node,
                 f"{code} is a shard of the gradient, {obstacle}",
                 effect=Effect.SAME,
-                advice=f"read {code}.full_tensor() where every process comes by",
+                advice=f"read {name}({code}) where every process comes by",
             )
-        edits = enclose(source, node, "", ".full_tensor()")
+        edits: list[Edit] = [*enclose(source, node, f"{name}(", ")"), need]
         return self.finding(source, node, f"{code} is sharded: gathered to be read", edits)
 
 
-def _is_used(source: Source, call: cst.Call) -> bool:
+def _is_used(context: Context, source: Source, call: cst.Call) -> bool:
     parent = source.parent(call)
     is_whole = isinstance(parent, cst.Attribute) and parent.attr.value == "full_tensor"
-    return not isinstance(parent, cst.Expr) and not is_whole
+    is_gathered = any(source.contains(own, call) for own in context.facts.uses_own(source, "whole"))
+    return not isinstance(parent, cst.Expr) and not is_whole and not is_gathered
 
 
 def _of_wrapped(context: Context, source: Source, call: cst.Call) -> bool:
@@ -134,9 +138,12 @@ def _first(node: cst.BaseExpression) -> cst.BaseExpression:
 
 def _is_looked_at(context: Context, source: Source, node: cst.Attribute) -> bool:
     """Whether a number is made of a gradient: `p.grad.data.norm()`, `torch.isnan(p.grad)`."""
+    gathered = context.facts.uses_own(source, "whole")
     for item in source.ancestors(node):
         match item:
             case cst.Attribute(attr=cst.Name(value="full_tensor" | "to_local")):
+                return False
+            case cst.Call() if item in gathered:
                 return False
             case cst.Attribute(attr=cst.Name(value=name)) if name in _LOOKING:
                 return True

@@ -31,6 +31,11 @@ def shard_model(model, blocks=()):
     return fully_shard(model, reshard_after_forward=True)
 
 
+def whole(tensor):
+    """A sharded gradient or norm as one tensor. All processes must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def full_state(state, prefix=""):
     """`state` with every sharded tensor whole and on the CPU. All processes must call it."""
     if isinstance(state, DTensor):
