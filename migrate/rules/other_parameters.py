@@ -64,7 +64,8 @@ class OtherParameters(Rule):
                 or not know.is_after_wrap(source, call)
             ):
                 continue
-            if self._draws(context, source, call) and not _is_shared(context, source, call):
+            done = _is_shared(context, source, call) or _is_wrapped_below(context, source, call, of)
+            if self._draws(context, source, call) and not done:
                 shards = context.target.shards
                 yield (self._moved if shards else self._report)(context, source, call, of)
 
@@ -138,6 +139,22 @@ def _wrap_above(
             if around and siblings.index(around[0]) < siblings.index(statement):
                 return around[0]
     return None
+
+
+def _is_wrapped_below(
+    context: Context, source: Source, call: cst.Call, of: cst.BaseExpression
+) -> bool:
+    """Whether the variable is made parallel further down: it was another model's wrap above."""
+    places = [(wrap.source, wrap.call, wrap.model) for wrap in context.facts.wraps]
+    places += [(home, own, own.args[0].value) for home, own in context.facts.own_wraps]
+    return any(
+        home is source
+        and source.span(place).start > source.span(call).stop
+        and source.function_of(place) is source.function_of(call)
+        and any(source.code(name) == source.code(of) for name in source.inside(model, cst.Name))
+        for home, place, model in places
+        if model is not None
+    )
 
 
 def _is_shared(context: Context, source: Source, call: cst.Call) -> bool:

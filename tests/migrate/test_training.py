@@ -77,9 +77,10 @@ def test_two_processes_train_the_same_weights(case: Case, target: str, tmp_path:
     shutil.rmtree(run.cwd)
 
 
+@each_target
 @each_case
-def test_one_process_trains_the_same_weights(case: Case, tmp_path: Path) -> None:
-    run = run_single(case.completed("ddp", tmp_path), case.arguments(), folder())
+def test_one_process_trains_the_same_weights(case: Case, target: str, tmp_path: Path) -> None:
+    run = run_single(case.completed(target, tmp_path), case.arguments(target), folder())
     assert_ran(run)
     # On one device the script may not wrap its model: the same weights without `module.`.
     assert_same_weights(case, original(case), run, same_names=False)

@@ -71,3 +71,11 @@ def test_a_model_that_is_made_in_the_wrap_is_left_to_a_human() -> None:
     code = INIT + "net = nn.DataParallel(nn.Linear(2, 2))\nnet.apply(weights_init)\n"
     said_of_shards = said(code, to="fsdp")
     assert said_of_shards == ["net.apply(weights_init) draws other weights than one process would"]
+
+
+def test_another_models_wrap_above_does_not_count() -> None:
+    code = INIT + (
+        "first = nn.DataParallel(nn.Linear(2, 2))\nnet = nn.Linear(2, 2)\n"
+        "net.apply(weights_init)\nnet = nn.DataParallel(net)\n"
+    )
+    assert said(code) == []
