@@ -1,7 +1,7 @@
-"""A gradient, or the norm that clipping returns, is read where gradients are sharded.
+"""A gradient, a weight, or the norm that clipping returns, is read where these are sharded.
 
-Why it matters: each process holds a shard of every gradient. The norm or the check of a shard is
-not that of the gradient, and a number read from it differs between processes.
+Why it matters: each process holds a shard of every gradient and weight. The norm or the check of a
+shard is not that of the whole, and a number read from it differs between processes.
 
 Safety: safe where every process comes by: the whole gradient is gathered for the read. Changing
 gradients in place, as clipping by value does, is right on shards.
@@ -63,7 +63,7 @@ class GradientReads(Rule):
     """Finds reads of gradients, for targets that shard them."""
 
     code = "MG406"
-    title = "a sharded gradient is read"
+    title = "a sharded gradient or weight is read"
 
     def check(self, context: Context) -> Iterator[Finding]:
         """One finding for every norm that is used and every gradient that is looked at."""
@@ -75,7 +75,8 @@ class GradientReads(Rule):
                 yield self._read(context, source, call, reductions)
         for source in context.sources:
             for node in source.all(cst.Attribute):
-                is_read = node.attr.value == "grad" and _is_looked_at(context, source, node)
+                is_part = node.attr.value in ("grad", "data")
+                is_read = is_part and _is_looked_at(context, source, node)
                 if is_read and _is_weight_of_wrapped(context, source, node.value):
                     yield self._read(context, source, node, reductions)
 
@@ -89,7 +90,7 @@ class GradientReads(Rule):
             return self.finding(
                 source,
                 node,
-                f"{code} is a shard of the gradient, {obstacle}",
+                f"{code} is a shard, {obstacle}",
                 effect=Effect.SAME,
                 advice=f"read {name}({code}) where every process comes by",
             )

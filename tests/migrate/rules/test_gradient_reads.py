@@ -1,4 +1,4 @@
-"""Rule MG406: a sharded gradient is read."""
+"""Rule MG406: a sharded gradient or weight is read."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def test_a_norm_that_is_used_is_gathered() -> None:
             "total += p.grad.data.norm(2).item()",
             "total += whole(p.grad).data.norm(2).item()",
         ),
+        ("size += p.data.norm().item()", "size += whole(p.data).norm().item()"),
         ("bad = torch.isnan(p.grad).any()", "bad = torch.isnan(whole(p.grad)).any()"),
         ("p.grad.data.clamp_(-1, 1)", "p.grad.data.clamp_(-1, 1)"),
         ("p.grad = None", "p.grad = None"),
