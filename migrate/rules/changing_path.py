@@ -4,9 +4,10 @@ Why it matters: the wrapper waits for the gradient of every parameter. Layers th
 have none, and the next forward fails; with sharded weights a process that leaves a block out does
 not join in gathering it, and training hangs.
 
-Safety: not edited here. `--find-unused` makes the wrapper look for unused parameters in every
-step. Switches that are set when the model is made, checks for None, `self.training` and arguments
-that are the same in every training step are not reported.
+Safety: policy. Where the wrap is seen, the wrapper looks for unused parameters in every step, which
+costs a walk over the graph; `--find-unused` asks for it everywhere. Switches that are set when the
+model is made, checks for None, `self.training` and arguments that are the same in every training
+step are not reported.
 
 Before::
 
@@ -26,9 +27,23 @@ Before::
     for images in loader:
         model(images).sum().backward()
 
-Finding::
+After::
 
-    MG810 self.block is used only if random.random() < 0.8
+    import random
+    import torch
+    import torch.nn as nn
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = nn.Linear(2, 2)
+            self.head = nn.Linear(2, 1)
+        def forward(self, x):
+            if random.random() < 0.8:
+                x = self.block(x)
+            return self.head(x)
+    model = nn.DataParallel(Net(), find_unused_parameters=True)
+    for images in loader:
+        model(images).sum().backward()
 """
 
 from __future__ import annotations
@@ -38,19 +53,21 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.facts.models import parts_of
-from migrate.finding import Effect, Finding
+from migrate.edit import add_argument
+from migrate.facts.models import parts_of, submodule_wraps
+from migrate.finding import Applicability, Effect, Finding
 from migrate.flow import call_arguments
 from migrate.names import parameters
 from migrate.rule import Context, Rule
 from migrate.rules._training import Training, training, without_gradients
 from migrate.source import Source
-from migrate.syntax import dotted, literal
+from migrate.syntax import argument, dotted, literal
 from migrate.values import Class, Function, Instance
 
 _RANDOM = re.compile(
     r"^(random|numpy\.random)\.\w+$|^torch\.(rand|randint|randn|bernoulli|randperm)$"
 )
+_OPTION = "find_unused_parameters"
 
 
 class ChangingPath(Rule):
@@ -86,11 +103,14 @@ class ChangingPath(Rule):
                 continue
             used = _used_in_one(know, source, statement, forward)
             if used:
-                yield self._report(know, source, statement, sorted(used))
+                yield from self._report(know, source, statement, sorted(used), cls)
 
     def _report(
-        self, know: Training, source: Source, statement: cst.If, used: list[str]
-    ) -> Finding:
+        self, know: Training, source: Source, statement: cst.If, used: list[str], cls: Class
+    ) -> Iterator[Finding]:
+        wraps = _wraps_of(know, cls) if know.context.target.has_wrapper else []
+        if wraps and all(argument(call, _OPTION) for _, call, _ in wraps):
+            return
         names, test = ", ".join(used), " ".join(source.code(statement.test).split())
         is_one = len(used) == 1
         message = f"{names} {'is' if is_one else 'are'} used only if {test}"
@@ -101,7 +121,14 @@ class ChangingPath(Rule):
         )
         if _is_random(know, source, statement.test) and not know.context.target.has_wrapper:
             advice = "draw the random number from a generator with the same seed in every process"
-        return self.finding(source, statement, message, effect=Effect.UNKNOWN, advice=advice)
+        if wraps and all(is_new for _, _, is_new in wraps):
+            edits = [add_argument(home, call, f"{_OPTION}=True") for home, call, _ in wraps]
+            yield self.finding(
+                source, statement, message, edits, Applicability.POLICY, requires=["MG201"],
+                assumption="training steps may leave layers out; looking for them costs some time",
+            )  # fmt: skip
+            return
+        yield self.finding(source, statement, message, effect=Effect.UNKNOWN, advice=advice)
 
     def _changes(
         self, know: Training, cls: Class, forward: Function, test: cst.BaseExpression, is_top: bool
@@ -114,6 +141,30 @@ class ChangingPath(Rule):
         if not given or not is_top or _is_plain_check(forward.source, test):
             return False
         return any(_varies(know, cls, forward, name) for name in given)
+
+
+def _wraps_of(know: Training, cls: Class) -> list[tuple[Source, cst.Call, bool]]:
+    """The calls that make models with this class parallel; whether each is DataParallel still."""
+    facts = know.facts
+    parts = submodule_wraps(facts)
+    places = [
+        (wrap.source, wrap.call, wrap.inner, not (wrap.distributed or wrap.custom))
+        for wrap in facts.wraps
+        if not wrap.functional and wrap not in parts
+    ]
+    places += [
+        (source, call, facts.flow.of(source, call.args[0].value), False)
+        for source, call in facts.own_wraps
+    ]
+    return [
+        (source, call, is_new)
+        for source, call, inner, is_new in places
+        if any(isinstance(v, Instance) and _contains(know, v, cls) for v in inner)
+    ]
+
+
+def _contains(know: Training, model: Instance, cls: Class) -> bool:
+    return model.cls == cls or cls in parts_of(know.facts, model)[0]
 
 
 def _is_random(know: Training, source: Source, test: cst.CSTNode) -> bool:

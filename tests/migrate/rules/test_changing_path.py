@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rewriting import findings
+from rewriting import findings, rewritten, run
 
 from migrate.rule import Options
 
@@ -74,3 +74,39 @@ def test_nothing_to_say_where_unused_parameters_are_looked_for() -> None:
     code = net("if random.random() < 0.5:", "    x = self.b(x)", "return self.a(x)")
     assert findings(code, "MG810", options=Options(find_unused=True)) == []
     assert len(findings(code, "MG810", "fsdp", Options(find_unused=True))) == 1
+
+
+NET = """
+import random
+import torch
+import torch.nn as nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Linear(2, 2)
+        self.head = nn.Linear(2, 1)
+    def forward(self, x):
+        if random.random() < 0.8:
+            x = self.block(x)
+        return self.head(x)
+"""
+LOOP = "for images in loader:\n    model(images).sum().backward()\n"
+
+
+def test_the_wrapper_looks_for_unused_parameters_whatever_else_goes() -> None:
+    code = f"{NET}model = nn.DataParallel(Net(), device_ids=[0, 1])\n{LOOP}"
+    text = rewritten(code, ("MG201", "MG810"))
+    assert "model = wrap_model(Net(), find_unused_parameters=True)\n" in text
+    assert (
+        findings({"train.py": run(code, ("MG201", "MG810")).files[0].after.decode()}, "MG810") == []
+    )
+
+
+def test_a_wrapper_that_looks_already_needs_nothing() -> None:
+    wrap = "nn.parallel.DistributedDataParallel(Net(), find_unused_parameters=True)"
+    assert findings(f"{NET}model = {wrap}\n{LOOP}", "MG810") == []
+
+
+def test_where_weights_are_sharded_a_human_decides() -> None:
+    (found,) = findings(f"{NET}model = nn.DataParallel(Net())\n{LOOP}", "MG810", "fsdp")
+    assert found.edits == ()

@@ -14,7 +14,9 @@ model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
 STEP = "model(torch.ones(1, 2)).sum().backward()\n"
 
 
-@pytest.mark.parametrize("guard", ["dist.get_rank() == 0", "rank == 0", "args.local_rank in [-1, 0]"])
+@pytest.mark.parametrize(
+    "guard", ["dist.get_rank() == 0", "rank == 0", "args.local_rank in [-1, 0]"]
+)
 def test_a_load_under_a_rank_condition_is_reported(guard: str) -> None:
     code = f"{HEAD}if {guard}:\n    model.load_state_dict(state)\n{STEP}"
     assert [f.line for f in findings(code, "MG817")] == [6]
