@@ -77,8 +77,11 @@ def test_two_processes_train_the_same_weights(case: Case, target: str, tmp_path:
     shutil.rmtree(run.cwd)
 
 
-@each_target
-@each_case
+@pytest.mark.parametrize(
+    ("case", "target"),
+    [*((case, "ddp") for case in CASES), *((case, "fsdp") for case in RESUMED)],
+    ids=lambda item: item if isinstance(item, str) else item.name,
+)
 def test_one_process_trains_the_same_weights(case: Case, target: str, tmp_path: Path) -> None:
     run = run_single(case.completed(target, tmp_path), case.arguments(target), folder())
     assert_ran(run)
