@@ -86,7 +86,9 @@ def test_a_diff_can_be_applied(script: Path, tmp_path: Path) -> None:
     patch = migrate("rewrite", script, "--to", "ddp", "--diff").stdout
     copy = tmp_path / "copy.py"
     copy.write_text(SCRIPT)
-    subprocess.run(["patch", "-s", str(copy)], input=patch, text=True, check=True, timeout=60)
+    patch = patch.replace(str(script), copy.name)
+    command = ["git", "apply", "-p0", "-"]
+    subprocess.run(command, cwd=tmp_path, input=patch, text=True, check=True, timeout=60)
     migrate("rewrite", script, "--to", "ddp")
     assert copy.read_text() == script.read_text()
 
