@@ -91,8 +91,9 @@ class Definitions:
         self.names = names
         self.available = definitions(files)
         self.own = frozenset(self._own())
+        self.own_names = frozenset(node.name.value for node in self.own)
 
-    def _own(self) -> Iterator[cst.CSTNode]:
+    def _own(self) -> Iterator[cst.FunctionDef | cst.ClassDef]:
         """Definitions of this file that an earlier run wrote, by their text."""
         for node in self.source.module.body:
             if isinstance(node, cst.FunctionDef | cst.ClassDef):
@@ -103,22 +104,23 @@ class Definitions:
 
     def is_own(self, node: cst.CSTNode) -> bool:
         """Whether a node stands in a definition that an earlier run wrote."""
-        return node in self.own or any(item in self.own for item in self.source.ancestors(node))
+        if not self.own:
+            return False
+        return any(item in self.own for item in (node, *self.source.ancestors(node)))
 
     def name(self, wanted: str) -> str:
         """The name under which this file has, or gets, a definition."""
-        own = [node.name.value for node in self.own]  # type: ignore[attr-defined]
-        for name in own:
+        for name in self.own_names:
             if name.rstrip("_") == wanted:
-                return str(name)
-        taken = self.names.bound - set(own)
+                return name
+        taken = self.names.bound - self.own_names
         while wanted in taken:
             wanted += "_"
         return wanted
 
     def texts(self, wanted: Iterable[str]) -> list[Text]:
         """The edits that add the definitions `wanted`, and all they use, after the imports."""
-        present = {node.name.value.rstrip("_") for node in self.own}  # type: ignore[attr-defined]
+        present = {name.rstrip("_") for name in self.own_names}
         needed = self._closure(wanted) - present
         if not needed:
             return []

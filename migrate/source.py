@@ -100,6 +100,10 @@ class Source:
         start, stop = self.spans[node]
         return self.data[start:stop].decode()
 
+    def one_line(self, node: cst.CSTNode) -> str:
+        """The text of `node` on one line, for messages."""
+        return " ".join(self.code(node).split())
+
     def line_of(self, where: cst.CSTNode | int) -> int:
         """The line, from 1, on which a node or an offset stands."""
         offset = where if isinstance(where, int) else self.spans[where].start

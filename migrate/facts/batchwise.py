@@ -429,9 +429,7 @@ class Batchwise(Trained):
 
     def is_own_helper(self, source: Source, call: cst.Call) -> bool:
         """Whether a call is of a definition that an earlier run wrote."""
-        own = self.facts.definitions[source].own
-        name = dotted(call.func)
-        return any(node.name.value == name for node in own)  # type: ignore[attr-defined]
+        return dotted(call.func) in self.facts.definitions[source].own_names
 
     def is_reduced_by(self, source: Source, call: cst.Call) -> bool:
         """Whether a call gives a number of all processes: ours, or a function with a collective."""

@@ -394,7 +394,7 @@ def training_condition(facts: Facts, source: Source, loop: cst.For) -> str:
         if not outer:
             return ""
         item, inner = outer[-1]
-        text = " ".join(source.code(item.test).split())
+        text = source.one_line(item.test)
         found.add(f"({text})" if inner is item.body else f"not ({text})")
     return found.pop() if len(found) == 1 else ""
 

@@ -105,7 +105,7 @@ class Facts:
         """The calls, outside itself, of a definition an earlier run wrote."""
         own = self.definitions[source]
         written = own.name(name)
-        if not any(node.name.value == written for node in own.own):  # type: ignore[attr-defined]
+        if written not in own.own_names:
             return []
         calls = source.find(cst.Call, lambda call: dotted(call.func) == written)
         return [call for call in calls if not own.is_own(call)]

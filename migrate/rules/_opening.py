@@ -9,7 +9,7 @@ import libcst as cst
 from migrate.edit import Edit, Text
 from migrate.rule import Context
 from migrate.source import Source
-from migrate.syntax import method_name
+from migrate.syntax import method_name, receiver
 
 _RANK = re.compile(r"rank|is_main|is_master|devnull|main_process", re.I)
 
@@ -27,7 +27,7 @@ def main_path(
     choice = f" if {name}() else os.devnull"
     edits: list[Edit] = [need]  # which imports `os`, too
     start, stop = source.span(path)
-    if method_name(call) == "open" and call.func.value is path:  # type: ignore[attr-defined]
+    if method_name(call) == "open" and receiver(call) is path:
         first = source.span(call.args[0]).start
         edits.append(Text(source, start, start, "open(", order=(9, 0)))
         edits.append(Text(source, stop, first, f"{choice}, "))

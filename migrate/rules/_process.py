@@ -40,7 +40,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 def short(source: Source, node: cst.CSTNode) -> str:
     """The text of a node on one line, cut where it is long."""
-    code = " ".join(source.code(node).split())
+    code = source.one_line(node)
     return code if len(code) < 60 else code[:57] + "..."
 
 

@@ -69,7 +69,7 @@ class BatchLoss(Rule):
         yield from self._mixes(context, batchwise)
 
     def _compared(self, source: Source, node: cst.CSTNode) -> Finding:
-        code = " ".join(source.code(node).split())
+        code = source.one_line(node)
         message = f"the loss compares the samples of a batch with each other: {code}"
         return self.finding(source, node, message, effect=Effect.DIFFERENT, advice=_ADVICE)
 

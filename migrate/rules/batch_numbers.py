@@ -117,5 +117,5 @@ def _assumption(batchwise: Batchwise, reduction: Reduction, code: str) -> str:
 
 
 def _short(source: Source, node: cst.CSTNode) -> str:
-    text = " ".join(source.code(node).split())
+    text = source.one_line(node)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -111,7 +111,7 @@ class ChangingPath(Rule):
         wraps = _wraps_of(know, cls) if know.context.target.has_wrapper else []
         if wraps and all(argument(call, _OPTION) for _, call, _ in wraps):
             return
-        names, test = ", ".join(used), " ".join(source.code(statement.test).split())
+        names, test = ", ".join(used), source.one_line(statement.test)
         is_one = len(used) == 1
         message = f"{names} {'is' if is_one else 'are'} used only if {test}"
         advice = (

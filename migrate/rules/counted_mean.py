@@ -68,7 +68,7 @@ class CountedMean(Rule):
         self, context: Context, batchwise: Batchwise, source: Source, node: cst.BinaryOperation
     ) -> Finding:
         name, need = context.helper(source, "global_mean")
-        code = " ".join(source.code(node.right).split())
+        code = source.one_line(node.right)
         message = f"the loss is divided by {code}, which differs between the processes"
         obstacle = Reductions(context.facts, batchwise).obstacle(source, node)
         if obstacle:

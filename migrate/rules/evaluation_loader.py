@@ -108,7 +108,7 @@ class EvaluationLoader(Rule):
 
     def _edited(self, context: Context, source: Source, call: cst.Call) -> Finding:
         name, need = context.helper(source, "on_parts")
-        code = " ".join(source.code(call).split())
+        code = source.one_line(call)
         code = code if len(code) < 60 else f"{code[:50]} …"
         message = f"every process computes its part of {code}"
         edits: list[Edit] = [*enclose(source, call.func, f"{name}(", ")"), need]
@@ -133,7 +133,7 @@ class EvaluationLoader(Rule):
 
 def _dataset(loader: Loader) -> str:
     arg = loader_argument(loader.call, "dataset")
-    text = " ".join(loader.source.code(arg.value if arg else loader.call).split())
+    text = loader.source.one_line(arg.value if arg else loader.call)
     return text if len(text) < 60 else text[:50] + " …"
 
 

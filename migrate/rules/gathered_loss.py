@@ -59,7 +59,7 @@ class GatheredLoss(Rule):
                     yield self._found(source, call)
 
     def _found(self, source: Source, node: cst.CSTNode) -> Finding:
-        code = " ".join(source.code(node).split())
+        code = source.one_line(node)
         is_first = isinstance(node, cst.Subscript)
         what = "the first device's part of" if is_first else "one part for each device of"
         return self.finding(

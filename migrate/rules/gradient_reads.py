@@ -84,7 +84,7 @@ class GradientReads(Rule):
         self, context: Context, source: Source, node: cst.BaseExpression, reductions: Reductions
     ) -> Finding:
         name, need = context.helper(source, "whole")
-        code = " ".join(source.code(node).split())
+        code = source.one_line(node)
         obstacle = reductions.obstacle(source, node)
         if obstacle:
             return self.finding(

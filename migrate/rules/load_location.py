@@ -26,7 +26,7 @@ from enum import Enum
 
 import libcst as cst
 
-from migrate.edit import add_argument, remove_argument, replace
+from migrate.edit import remove_argument, replace, set_argument
 from migrate.finding import Applicability, Finding
 from migrate.rule import Context, Rule
 from migrate.rules._process import RANK, short
@@ -59,7 +59,7 @@ class LoadLocation(Rule):
                 continue
             given = argument(call, "map_location", 1)
             if given is None or source.code(given.value) == "None":
-                yield from self._without(context, source, call, given)
+                yield from self._without(context, source, call)
             else:
                 yield from self._numbered(source, call, given.value)
 
@@ -83,9 +83,7 @@ class LoadLocation(Rule):
                 if re.search(r"[\"']cuda:", source.code(branch)):
                     yield self.finding(source, call, message, [replace(source, branch, '"cuda"')])
 
-    def _without(
-        self, context: Context, source: Source, call: cst.Call, given: cst.Arg | None
-    ) -> Iterator[Finding]:
+    def _without(self, context: Context, source: Source, call: cst.Call) -> Iterator[Finding]:
         use = _use(context, source, call)
         target = short(source, call)
         if use is _Use.OTHER:
@@ -97,9 +95,7 @@ class LoadLocation(Rule):
                 advice='load it with map_location="cpu" and move it with .cuda()',
             )  # fmt: skip
         else:
-            text = '"cpu"'
-            edit = replace(source, given.value, text) if given else add_argument(
-                source, call, f"map_location={text}")  # fmt: skip
+            edit = set_argument(source, call, "map_location", '"cpu"', 1)
             values = use is _Use.VALUES
             yield self.finding(
                 source, call, f"{target} loads to the CPU first", [edit],

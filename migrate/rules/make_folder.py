@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.edit import Edit, add_argument, replace
+from migrate.edit import Edit, replace, set_argument
 from migrate.facts.files import is_main_only, is_path, is_used, keep_to_main
 from migrate.finding import Finding
 from migrate.rule import Context, Rule
@@ -64,12 +64,9 @@ class MakeFolder(Rule):
         checked = _is_checked(source, call) and not _is_emptied(context, source, call)
         func = dotted(call.func) or ""
         if checked and (name != "os.mkdir" or func.endswith(".mkdir")):
-            edits: list[Edit] = [add_argument(source, call, "exist_ok=True")]
+            edits: list[Edit] = [set_argument(source, call, "exist_ok", "True")]
             if name == "os.mkdir":
                 edits.append(replace(source, call.func, func.removesuffix("mkdir") + "makedirs"))
-            given = argument(call, "exist_ok", None)
-            if given is not None:
-                edits[0] = replace(source, given.value, "True")
             return self.finding(source, call, "allows that another process made the folder", edits)
         edits = keep_to_main(context, source, call)
         return self.finding(source, call, "leaves making the folder to the main process", edits)

@@ -32,7 +32,7 @@ from migrate.finding import Finding
 from migrate.rule import Context, Rule
 from migrate.rules._opening import is_for_main, main_path
 from migrate.source import Source
-from migrate.syntax import argument, method_name, string_value
+from migrate.syntax import argument, method_name, receiver, string_value
 
 _ARCHIVE = re.compile(
     r"^(h5py\.File|zipfile\.ZipFile|tarfile\.open|pandas\.(HDFStore|ExcelWriter))$"
@@ -95,6 +95,6 @@ def _may_write(context: Context, source: Source, call: cst.Call) -> bool:
     scope: cst.CSTNode = around or source.function_of(call) or source.module
     return any(
         method_name(item) in ("write", "writelines", "writerow")
-        and call in {value.node for value in context.flow.made_by(source, item.func.value)}  # type: ignore[attr-defined]
+        and call in {value.node for value in context.flow.made_by(source, receiver(item))}
         for item in source.inside(scope, cst.Call)
     )

@@ -87,7 +87,7 @@ class OtherProcesses(Rule):
     def _command(self, context: Context, source: Source, call: cst.Call) -> Finding:
         main, _ = context.helper(source, "is_main_process")
         wait, _ = context.helper(source, "wait_for_everyone")
-        code = " ".join(source.code(call).split())
+        code = source.one_line(call)
         code = code if len(code) < 60 else f"{source.code(call.func)}(…)"
         return self.finding(
             source, call, f"{code} runs once in every process", effect=Effect.SAME,

@@ -110,7 +110,7 @@ class SkippedStep(Rule):
         self, context: Context, know: Training, source: Source, test: cst.BaseExpression,
         node: cst.CSTNode, positive: bool,
     ) -> Finding:  # fmt: skip
-        code = " ".join(source.code(test).split())
+        code = source.one_line(test)
         what = "skips this step" if isinstance(node, cst.Continue | cst.Call) else "leaves here"
         message = f"whether a process {what} depends on its part of the data: {code}"
         edits: list[Edit] = []

@@ -71,7 +71,7 @@ class StopCondition(Rule):
     def _condition(
         self, context: Context, know: Training, source: Source, test: cst.BaseExpression
     ) -> Iterator[Finding]:
-        code = " ".join(source.code(test).split())
+        code = source.one_line(test)
         what = _what(context, know, source, test)
         if (
             what is None
