@@ -6,7 +6,6 @@ Nothing here prints or writes; `write` alone touches the disk, with all files or
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,9 +22,7 @@ from migrate.project import Project, load_project
 from migrate.registry import rules, target
 from migrate.rule import Context, Options, Rule
 from migrate.source import Source
-
-_IGNORE = re.compile(rb"#\s*migrate:\s*ignore(?:\[([\w\s,]+)\])?")
-_SKIP = re.compile(rb"^\s*#\s*migrate:\s*skip-file", re.M)
+from migrate.suppressions import is_suppressed, unused
 
 
 @dataclass(frozen=True)
@@ -110,8 +107,9 @@ def rewrite_project(
 
 def _rewritten(context: Context, choice: Choice) -> Result:
     project = context.project
-    findings = [f for f in _findings(context, rules()) if choice.takes(f.code)]
-    findings = [_limited(finding, choice, project) for finding in findings]
+    every = _findings(context, rules())
+    findings = [_limited(f, choice, project) for f in every if choice.takes(f.code)]
+    findings += unused(project.sources, every, choice.takes, context.target.name)
     findings = _without_orphans(findings)
     findings, texts = _assembled(context, findings, choice)
     files = tuple(_file(source, texts.get(source, source.text)) for source in project.sources)
@@ -149,10 +147,7 @@ def _findings(context: Context, every: Iterable[Rule]) -> list[Finding]:
 def _limited(finding: Finding, choice: Choice, project: Project) -> Finding:
     """The finding as the options and the comments in the file allow it."""
     source = next(s for s in project.sources if s.path == finding.path)
-    line = source.lines[finding.line - 1] if finding.line <= len(source.lines) else b""
-    ignored = _IGNORE.search(line)
-    codes = (ignored.group(1) or finding.code.encode()).decode() if ignored else ""
-    if finding.code in re.split(r"[\s,]+", codes) or _SKIP.search(source.data):
+    if is_suppressed(source, finding):
         return replace(finding, edits=(), suppressed=True)
     if choice.safe_only and finding.edits and finding.applicability is Applicability.POLICY:
         return finding.without_edits("only safe edits were asked for")

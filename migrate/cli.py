@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,9 @@ import click
 if TYPE_CHECKING:
     from migrate.api import Result
     from migrate.rule import Rule
+    from migrate.verify.api import Question
+
+SYNTHETIC_SAMPLES = 256
 
 # libcst and the rules are imported when a command runs, so that `--help` is quick.
 
@@ -147,6 +151,108 @@ def _report(
     if show_diff:
         sys.stdout.buffer.write(report.diff(result.files))
     click.echo(report.render(result, output_format, quiet), nl=False, err=to_stderr)
+
+
+@main.command("verify")
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--to", metavar="TARGET", help="Rewrite SCRIPT for this target, and compare.")
+@click.option("--against", type=click.Path(path_type=Path), help="Compare with this script.")
+@click.option("--nproc", type=click.IntRange(1), default=2, show_default=True)
+@click.option(
+    "--steps",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Optimizer steps; 0 lets both run to their end.",
+)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--synthetic", is_flag=True, help="Small data sets instead of torchvision's and Hugging Face's."
+)
+@click.option(
+    "--tolerance", type=click.FloatRange(0), default=1e-4, show_default=True, help="Relative."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1),
+    default=600,
+    show_default=True,
+    help="Seconds for each run.",
+)
+@click.option("--batch", type=click.Choice(["global", "per-rank"]), default="global")
+@click.option("--bn", type=click.Choice(["sync", "keep"]), default="sync")
+@click.option("--eval", "evaluation", type=click.Choice(["whole", "sharded"]), default="whole")
+@click.option("--allow-write", multiple=True, type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--keep", type=click.Path(path_type=Path), help="Leave copies and records here.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw both loss curves.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+def verify_command(script: Path, args: tuple[str, ...], **choices: Any) -> None:
+    """Train SCRIPT before and after, and compare every step.
+
+    The original runs in one process, the candidate under torchrun, both on copies of the folder;
+    GPUs are not needed. What follows -- are the script's own arguments. Exit codes: 0 the same
+    within the tolerance, 1 different, 2 one of them could not run.
+    """
+    from migrate.errors import MigrateError
+    from migrate.verify.api import CannotRun
+
+    try:
+        same = _verify(script, args, choices)
+    except CannotRun as error:
+        click.echo(error.traceback, err=True)
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    except MigrateError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    sys.exit(0 if same else 1)
+
+
+def _verify(script: Path, args: tuple[str, ...], choices: dict[str, Any]) -> bool:
+    """Prints the verdict."""
+    from rich.console import Console
+
+    from migrate.verify import plot, report
+    from migrate.verify.api import verify
+
+    if choices["plot"] is not None:
+        plot.refuse_without_matplotlib(choices["plot"])
+    stderr = Console(stderr=True)
+    with stderr.status("") as status:
+        verdict = verify(_question(script, args, choices), lambda text: status.update(text + " …"))
+    if choices["plot"] is not None:
+        plot.draw(verdict, choices["plot"])
+    if choices["as_json"]:
+        click.echo(report.as_json(verdict), nl=False)
+    else:
+        Console().print(report.table(verdict))
+        click.echo("\n".join(["", *report.lines(verdict)]))
+    return verdict.is_same
+
+
+def _question(script: Path, args: tuple[str, ...], choices: dict[str, Any]) -> Question:
+    from migrate.errors import MigrateError
+    from migrate.rule import Options
+    from migrate.verify.api import Question
+
+    if (choices["to"] is None) == (choices["against"] is None):
+        raise MigrateError("give either --to TARGET or --against OTHER.py")
+    options = Options(
+        batch=choices["batch"], batch_norm=choices["bn"], evaluation=choices["evaluation"]
+    )
+    same = ("to", "against", "nproc", "steps", "device", "seed", "tolerance", "allow_write", "keep")
+    return Question(
+        script=script,
+        args=args,
+        cwd=Path.cwd(),
+        environment=dict(os.environ),
+        options=options,
+        synthetic=SYNTHETIC_SAMPLES if choices["synthetic"] else 0,
+        timeout_s=choices["timeout"],
+        **{name: choices[name] for name in same},
+    )
 
 
 @main.command("rules")

@@ -48,20 +48,18 @@ def definitions(files: tuple[str, ...]) -> dict[str, Definition]:
     """The definitions of some snippet files, by name, in the order of the files."""
     found: dict[str, Definition] = {}
     imports: dict[str, str] = {}
-    parts: list[tuple[str, str, str]] = []
+    parts: list[tuple[str, str]] = []
     for file in files:
-        module = cst.parse_module((SNIPPETS / f"{file}.py").read_text())
-        for node in module.body:
-            if isinstance(node, cst.SimpleStatementLine):
-                for small in node.body:
-                    imports.update(_import_statements(module, small))
-            elif isinstance(node, cst.FunctionDef | cst.ClassDef):
-                bare = node.with_changes(leading_lines=[], lines_after_decorators=[])
-                text = module.code_for_node(bare).strip("\n") + "\n"
-                kind = "class" if isinstance(node, cst.ClassDef) else "def"
-                parts.append((node.name.value, text, kind))
-    names = {name for name, _, _ in parts}
-    for name, text, _ in parts:
+        content = (SNIPPETS / f"{file}.py").read_text()
+        lines = content.splitlines(keepends=True)
+        for node in ast.parse(content).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                imports.update(_import_statements(node))
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
+                parts.append((node.name, "".join(lines[first - 1 : node.end_lineno])))
+    names = {name for name, _ in parts}
+    for name, text in parts:
         # A chain's first name: `dist` in `dist.get_rank()`, not the `print` of `builtins.print`.
         used = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", re.sub(r'"""[\s\S]*?"""|#.*', "", text)))
         others = tuple(other for other in names if other in used and other != name)
@@ -70,17 +68,14 @@ def definitions(files: tuple[str, ...]) -> dict[str, Definition]:
     return found
 
 
-def _import_statements(module: cst.Module, node: cst.CSTNode) -> Iterator[tuple[str, str]]:
-    if not isinstance(node, cst.Import | cst.ImportFrom) or isinstance(node.names, cst.ImportStar):
-        return
+def _import_statements(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
+    """The names that an import binds, each with the statement that binds it alone."""
     for alias in node.names:
-        name = dotted(alias.name) or ""
-        bound = dotted(alias.asname.name) if alias.asname else None
-        text = f"{name} as {bound}" if bound else name
-        if isinstance(node, cst.ImportFrom):
-            yield bound or name, f"from {dotted(node.module)} import {text}"
+        text = ast.unparse(alias)
+        if isinstance(node, ast.ImportFrom):
+            yield alias.asname or alias.name, f"from {node.module} import {text}"
         else:
-            yield bound or name.partition(".")[0], f"import {text}"
+            yield alias.asname or alias.name.partition(".")[0], f"import {text}"
 
 
 class Definitions:

@@ -16,6 +16,7 @@ import libcst as cst
 from migrate.names import Names, Slot, parameters
 from migrate.project import Project
 from migrate.source import Source
+from migrate.statements import Statements
 from migrate.syntax import argument, dotted, method_name, receiver, string_value
 from migrate.values import (
     NOTHING,
@@ -48,8 +49,15 @@ _SAME_AS_ARGUMENT = {
     "torch.compile", "torch.jit.script", "list", "tuple", "getattr", "functools.partial",
     "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "apex.parallel.convert_syncbn_model",
 }  # fmt: skip
-_WRITTEN_SAME = {"main_process_first", "from_main_process"}  # of an earlier run
-_CONTAINERS = (cst.Tuple, cst.List, cst.Dict, cst.ListComp, cst.DictComp, cst.Set)
+_WRITTEN_SAME = {"main_process_first", "from_main_process", "compute_in"}  # of an earlier run
+_FOLLOWED = frozenset(
+    {
+        cst.Name, cst.Attribute, cst.Call, cst.Subscript, cst.IfExp, cst.BooleanOperation,
+        cst.NamedExpr, cst.Await,
+        cst.Tuple, cst.List, cst.Dict, cst.ListComp, cst.DictComp, cst.Set,
+    }
+)  # fmt: skip
+"""The types of expressions that have values to be followed; not numbers, texts and arithmetic."""
 
 
 class Flow:
@@ -62,27 +70,29 @@ class Flow:
         self.callees: defaultdict[cst.Call, set[Function]] = defaultdict(set)
         self._cache: dict[cst.CSTNode, Values] = {}
         self._changed = True
-        for source in project.sources:
-            self._define(source)
+        files = [Statements(self, source) for source in project.sources]
+        for statements in files:
+            statements.define()
         for _ in range(_MAX_ROUNDS):
             if not self._changed:
                 break
             self._changed = False
             self._cache.clear()
-            for source in project.sources:
-                self._pass(source)
+            for statements in files:
+                statements.run()
         self._cache.clear()
 
     # What is asked
 
     def of(self, source: Source, node: cst.CSTNode | None) -> Values:
         """The values that an expression can have."""
-        if node is None:
+        if node is None or type(node) not in _FOLLOWED:
             return NOTHING
-        if node not in self._cache:
+        known = self._cache.get(node)
+        if known is None:
             self._cache[node] = NOTHING  # a recursive question finds nothing new
-            self._cache[node] = frozenset(self._evaluate(source, node))
-        return self._cache[node]
+            known = self._cache[node] = frozenset(self._evaluate(source, node))
+        return known
 
     def made_by(self, source: Source, node: cst.CSTNode | None) -> list[Made]:
         """The external results among an expression's values."""
@@ -95,7 +105,12 @@ class Flow:
 
     def elements(self, values: Values, key: str = "[*]") -> Values:
         """What containers hold, at the key `['train']` or `[0]`, or anywhere."""
-        return self._elements(values, key)
+        found: set[Value] = set()
+        for value in values:
+            owner = identity(value)
+            exact = self.slots.get(Slot(owner, key), set())
+            found |= exact or self.slots.get(Slot(owner, "[*]"), set())
+        return frozenset(found)
 
     def keys(self, value: Value) -> set[str]:
         """The string keys under which something is put into a dict."""
@@ -120,130 +135,22 @@ class Flow:
     def method(self, cls: Class, name: str) -> Function | None:
         """A method by its name, looked up in the class and its bases."""
         for item in self.bases(cls)[0]:
-            for value in self.slots[Slot(item.node, name)]:
+            for value in self.slots.get(Slot(item.node, name), ()):
                 if isinstance(value, Function):
                     return value
         return None
 
-    # How it is built
+    # What is added
 
-    def _add(self, slot: Slot, values: Iterable[Value]) -> None:
+    def add(self, slot: Slot, values: Iterable[Value]) -> None:
+        """Says that values are among those of a variable."""
         known = self.slots[slot]
         before = len(known)
         known.update(values)
         self._changed |= len(known) != before
 
-    def _define(self, source: Source) -> None:
-        names = self.names[source]
-        for node in source.all(cst.FunctionDef):
-            owner = source.parent(source.parent(node) or node)
-            method_of = owner if isinstance(owner, cst.ClassDef) else None
-            function, name = Function(source, node, method_of), node.name.value
-            self._add(Slot(method_of, name) if method_of else names.slot(node, name), [function])
-            first = next(iter(parameters(node)), None)
-            if method_of and first and not is_decorated(function, "staticmethod"):
-                me = Instance(Class(source, method_of), source, None)
-                self._add(Slot(node, first.name.value), [me])
-        for cls in source.all(cst.ClassDef):
-            self._add(names.slot(cls, cls.name.value), [Class(source, cls)])
-
-    def _pass(self, source: Source) -> None:
-        for assign in source.all(cst.Assign):
-            for target in assign.targets:
-                self._bind(source, target.target, self.of(source, assign.value), assign.value)
-        for annotated in source.all(cst.AnnAssign):
-            values = self.of(source, annotated.value)
-            self._bind(source, annotated.target, values, annotated.value)
-        for walrus in source.all(cst.NamedExpr):
-            self._bind(source, walrus.target, self.of(source, walrus.value), walrus.value)
-        for loop in source.all(cst.For):
-            self._bind_loop(source, loop.target, loop.iter)
-        for part in source.all(cst.CompFor):
-            self._bind_loop(source, part.target, part.iter)
-        for item in source.all(cst.WithItem):
-            if item.asname is not None:
-                self._bind(source, item.asname.name, self.of(source, item.item), None)
-        self._results(source)
-        for function in source.all(cst.FunctionDef):
-            for parameter in parameters(function):
-                if parameter.default is not None:
-                    values = self.of(source, parameter.default)
-                    self._add(Slot(function, parameter.name.value), values)
-        for call in source.all(cst.Call):
-            self.of(source, call)
-
-    def _results(self, source: Source) -> None:
-        """What functions return and yield."""
-        for returned in source.all(cst.Return):
-            function = source.function_of(returned)
-            if function is not None:
-                self._add(Slot(function, "return"), self.of(source, returned.value))
-        for yielded in source.all(cst.Yield):
-            function = source.function_of(yielded)
-            if function is not None and isinstance(yielded.value, cst.BaseExpression):
-                self._add(Slot(function, "[*]"), self.of(source, yielded.value))
-
-    def _bind(
-        self, source: Source, target: cst.CSTNode, values: Values, value: cst.CSTNode | None
-    ) -> None:
-        match target:
-            case cst.Name():
-                self._add(self.names[source].slot(target, target.value), values)
-            case cst.Attribute():
-                slots = [
-                    self._attribute_slot(base, target.attr.value)
-                    for base in self.of(source, target.value)
-                ]
-                for slot in filter(None, slots):
-                    self._add(slot, values)
-            case cst.Subscript():
-                for base in self.of(source, target.value):
-                    for name in subscript_keys(target):
-                        self._add(Slot(identity(base), name), values)
-            case cst.Tuple() | cst.List():
-                self._bind_elements(source, target, values, value)
-
-    def _bind_elements(
-        self,
-        source: Source,
-        target: cst.Tuple | cst.List,
-        values: Values,
-        value: cst.CSTNode | None,
-    ) -> None:
-        for index, element in enumerate(target.elements):
-            if isinstance(value, cst.Tuple) and index < len(value.elements):
-                each = self.of(source, value.elements[index].value)
-            else:
-                each = self._elements(values, f"[{index}]")
-            self._bind(source, element.value, each, None)
-
-    def _bind_loop(self, source: Source, target: cst.CSTNode, iterable: cst.CSTNode) -> None:
-        called = self.qualified(source, iterable.func) if isinstance(iterable, cst.Call) else None
-        if isinstance(iterable, cst.Call) and called in ("enumerate", "zip"):
-            if not isinstance(target, cst.Tuple | cst.List):
-                return
-            skip = called == "enumerate"
-            for element, arg in zip(target.elements[skip:], iterable.args, strict=False):
-                self._bind_loop(source, element.value, arg.value)
-            return
-        if isinstance(iterable, cst.Call) and method_name(iterable) in ("items", "values"):
-            held = self._elements(self.of(source, receiver(iterable)))
-            if method_name(iterable) == "values":
-                self._bind(source, target, held, None)
-            elif isinstance(target, cst.Tuple) and len(target.elements) == 2:
-                self._bind(source, target.elements[1].value, held, None)
-        self._bind(source, target, self._elements(self.of(source, iterable)), None)
-
-    def _elements(self, values: Values, name: str = "[*]") -> Values:
-        """What containers hold: at one key, or, without it, anywhere."""
-        found: set[Value] = set()
-        for value in values:
-            owner = identity(value)
-            exact = self.slots.get(Slot(owner, name), set())
-            found |= exact or self.slots.get(Slot(owner, "[*]"), set())
-        return frozenset(found)
-
-    def _attribute_slot(self, base: Value, name: str) -> Slot | None:
+    def attribute_slot(self, base: Value, name: str) -> Slot | None:
+        """The variable that an attribute of a value is; None where it has none of its own."""
         if isinstance(base, File):
             return Slot(base.source.module, name)
         if isinstance(base, External | Function | Method):
@@ -278,7 +185,7 @@ class Flow:
                 yield from self.of(source, node.value)
             case cst.Await():
                 yield from self.of(source, node.expression)
-            case _ if isinstance(node, _CONTAINERS):
+            case _:
                 yield self._container(source, node)
 
     def _name(self, source: Source, node: cst.Name) -> Iterator[Value]:
@@ -353,7 +260,7 @@ class Flow:
                 return
         if isinstance(base, Instance | Made) and name in SAME_OBJECT:
             yield from self._inner(base) if name == "module" else (base,)
-        slot = self._attribute_slot(base, name)
+        slot = self.attribute_slot(base, name)
         if slot is not None:
             yield from self.slots.get(slot, ())
 
@@ -381,19 +288,19 @@ class Flow:
             if isinstance(base, External):
                 yield External(f"{base.name}[]")
             else:
-                yield from self._elements(frozenset([base]), subscript_keys(node)[0])
+                yield from self.elements(frozenset([base]), subscript_keys(node)[0])
 
     def _container(self, source: Source, node: cst.CSTNode) -> Made:
         made = Made(source, node, type(node).__name__.lower())
         if isinstance(node, cst.ListComp):
-            self._add(Slot(node, "[*]"), self.of(source, node.elt))
+            self.add(Slot(node, "[*]"), self.of(source, node.elt))
         elif isinstance(node, cst.DictComp):
-            self._add(Slot(node, "[*]"), self.of(source, node.value))
+            self.add(Slot(node, "[*]"), self.of(source, node.value))
         for index, element in enumerate(getattr(node, "elements", ())):
             key = string_value(element.key) if isinstance(element, cst.DictElement) else None
             values = self.of(source, element.value)
-            self._add(Slot(node, f"[{index if key is None else key!r}]"), values)
-            self._add(Slot(node, "[*]"), values)
+            self.add(Slot(node, f"[{index if key is None else key!r}]"), values)
+            self.add(Slot(node, "[*]"), values)
         return made
 
     # Calls
@@ -439,19 +346,19 @@ class Flow:
 
     def _external(self, source: Source, call: cst.Call, name: str) -> Iterator[Value]:
         first = call.args[0].value if call.args else None
-        if name in _SAME_AS_ARGUMENT:
+        if name in _SAME_AS_ARGUMENT and first is not None:
             yield from self.of(source, first)
         elif name == "apex.amp.initialize" and first is not None:
             values = [self.of(source, arg.value) for arg in call.args[:2]]
             for index, each in enumerate(values):
-                self._add(Slot(call, f"[{index}]"), each)
+                self.add(Slot(call, f"[{index}]"), each)
             yield Made(source, call, name)
             yield from values[0]
         else:
             if name == "dict":
                 for arg in call.args:
                     key = f"[{arg.keyword.value!r}]" if arg.keyword else "[*]"
-                    self._add(Slot(call, key), self.of(source, arg.value))
+                    self.add(Slot(call, key), self.of(source, arg.value))
             yield Made(source, call, name)
 
     def _enter(
@@ -462,7 +369,7 @@ class Flow:
         names = [p.name.value for p in parameters(function.node)]
         is_static = is_decorated(function, "staticmethod")
         if instance is not None and names and not is_static:
-            self._add(Slot(function.node, names[0]), [instance])
+            self.add(Slot(function.node, names[0]), [instance])
             names = names[1:]
         elif is_decorated(function, "classmethod"):
             names = names[1:]
@@ -470,7 +377,7 @@ class Flow:
             name = arg.keyword.value if arg.keyword else None
             name = names[index] if not (name or arg.star) and index < len(names) else name
             if name is not None:
-                self._add(Slot(function.node, name), self.of(source, arg.value))
+                self.add(Slot(function.node, name), self.of(source, arg.value))
         found = set(self.slots.get(Slot(function.node, "return"), ()))
         if Slot(function.node, "[*]") in self.slots:
             found.add(Made(function.source, function.node, "generator"))
@@ -487,7 +394,7 @@ class Flow:
         for node, index in [(item, i) for item in tuples for i in range(len(item.elements))]:
             values = self.slots.get(Slot(node, f"[{index}]"), set())
             if any(isinstance(v, Made) and v.name.endswith("DataLoader") for v in values):
-                self._add(Slot(call, f"[{index}]"), {*values, made})
+                self.add(Slot(call, f"[{index}]"), {*values, made})
                 added.add(Made(source, call, "tuple"))
         return added
 

@@ -9,18 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import libcst as cst
 
 from migrate.source import Source
-from migrate.syntax import assigned_targets, child_nodes, dotted, flat_targets
+from migrate.syntax import ASSIGNING, assigned_targets, dotted, flat_targets
 
 Scope = cst.Module | cst.FunctionDef | cst.Lambda | cst.ClassDef
-_COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
+_SCOPES = frozenset({cst.Module, cst.FunctionDef, cst.Lambda, cst.ClassDef})
+_BINDING = frozenset(
+    {
+        *ASSIGNING, cst.Import, cst.ImportFrom, cst.ExceptHandler,
+        cst.FunctionDef, cst.ClassDef, cst.Lambda,
+    }
+)  # fmt: skip
+"""The types of nodes that bind names, or open a scope."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """A variable: a name in a scope, an attribute of something, an element of a container."""
 
     owner: object
@@ -48,11 +55,10 @@ class Names:
         """The names that each scope binds."""
         module = self.source.module
         scopes: dict[Scope, set[str]] = {module: set()}
-        stack: list[tuple[cst.CSTNode, Scope]] = [(module, module)]
-        while stack:
-            node, scope = stack.pop()
-            for child in child_nodes(node):
-                stack.append((child, self._enter(child, scope, scopes)))
+        inside: dict[cst.CSTNode, Scope] = {module: module}
+        for node, parent in self.source.parents.items():  # a node comes after the one around it
+            scope = inside[parent]
+            inside[node] = self._enter(node, scope, scopes) if type(node) in _BINDING else scope
         for statement in self.source.all(cst.Global):
             function = self.source.function_of(statement)
             if function is not None:
@@ -91,7 +97,7 @@ class Names:
                 found.update(bindings(node))  # type: ignore[arg-type]
         return found
 
-    @property
+    @cached_property
     def starred(self) -> list[Import]:
         """The modules of `from m import *`."""
         return [
@@ -115,13 +121,11 @@ class Names:
         inner: cst.CSTNode = node
         first = True
         for item in self.source.ancestors(node):
-            is_function = isinstance(item, cst.FunctionDef | cst.Lambda) and inner is item.body
-            if is_function or isinstance(item, cst.Module):
-                yield item  # type: ignore[misc]
-                first = False
-            elif isinstance(item, cst.ClassDef) and inner is item.body and first:
-                yield item
-                first = False
+            if type(item) in _SCOPES:
+                is_hidden = isinstance(item, cst.ClassDef) and not first
+                if isinstance(item, cst.Module) or (inner is item.body and not is_hidden):  # type: ignore[attr-defined]
+                    yield item  # type: ignore[misc]
+                    first = False
             inner = item
 
     def slot(self, node: cst.CSTNode, name: str) -> Slot:

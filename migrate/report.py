@@ -41,6 +41,7 @@ def launch_command(result: Result) -> str:
 def verdict(result: Result) -> str:
     """One sentence: what will train the same, and what not."""
     effects = {f.effect for f in result.findings if not f.suppressed}
+    better = {f.code for f in result.findings if f.effect is Effect.BETTER and not f.suppressed}
     open_points = len(result.manual)
     if Effect.DIFFERENT in effects:
         start = "This will train differently until the points marked so are settled"
@@ -50,8 +51,10 @@ def verdict(result: Result) -> str:
         start = "This trains the same as long as all processes' parts of a batch count equally"
     else:
         start = "This trains the same: same global batches, gradients, learning rates and files"
-    if Effect.BETTER in effects:
+    if "MG203" in better:
         start += "; BatchNorm statistics are those of the whole batch now, not of one device's part"
+    if better - {"MG203"}:
+        start += f"; changed on purpose: {', '.join(sorted(better - {'MG203'}))}"
     left = f"{open_points} place{'s' if open_points != 1 else ''} for a human to look at"
     return f"{start}; {left}." if open_points else f"{start}."
 

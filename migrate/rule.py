@@ -59,7 +59,8 @@ class Target:
         has_wrapper: the result is a wrapper: `.module` is the model, names begin with `module.`.
         shards: weights and optimizer state are sharded: reading them whole is a collective.
         other_methods: advice for `{model}.{method}(…)` in a step, where only forward is prepared.
-        half_precision: advice for models that are cast to half precision as a whole.
+        half_precision: the definition instead of a cast to half precision, where weights can stay
+            in full precision.
     """
 
     name: str

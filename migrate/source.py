@@ -3,8 +3,8 @@
 Offsets are bytes of the UTF-8 text, whatever the encoding of the file. Node vocabulary that needs
 no file is in `syntax`; what names mean is in `names`.
 
-Source: libcst 1.8 metadata, ByteSpanPositionProvider. Parents are collected here: libcst's
-ParentNodeProvider and ScopeProvider cost 1.1 s for 1,300 lines, this walk 0.05 s.
+Places come from `places`, parents are collected here: libcst's ParentNodeProvider and ScopeProvider
+cost 1.1 s for 1,300 lines.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import libcst as cst
-from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
 from migrate.errors import SourceError
+from migrate.places import Span, Spans, written
 from migrate.syntax import child_nodes
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
@@ -31,13 +31,6 @@ _ASYNC_ARGUMENT = re.compile(r"([(,]\s*)async(\s*=(?!=))")
 Node = TypeVar("Node", bound=cst.CSTNode)
 Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
 Function = cst.FunctionDef
-
-
-class Span(NamedTuple):
-    """A range of bytes of the UTF-8 text, `stop` not included."""
-
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +47,7 @@ class Source:
     encoding: str
     bom: bytes
     module: cst.Module
-    spans: dict[cst.CSTNode, Span]
+    spans: Spans
     parents: dict[cst.CSTNode, cst.CSTNode]
     original: str
     repaired: tuple[int, ...] = ()
@@ -147,12 +140,15 @@ class Source:
 
     def function_of(self, node: cst.CSTNode) -> Function | None:
         """The function whose body `node` is in; None at the top level of module or class."""
-        inner: cst.CSTNode = node
-        for item in self.ancestors(node):
-            if isinstance(item, cst.FunctionDef) and inner is item.body:
-                return item
-            inner = item
-        return None
+        return self._functions.get(node)
+
+    @cached_property
+    def _functions(self) -> dict[cst.CSTNode, Function | None]:
+        found: dict[cst.CSTNode, Function | None] = {self.module: None}
+        for node, parent in self.parents.items():  # a node comes after the one around it
+            is_body = isinstance(parent, cst.FunctionDef) and node is parent.body
+            found[node] = parent if is_body else found[parent]  # type: ignore[assignment]
+        return found
 
     def class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
         """The class whose body holds `node`, directly or in a method."""
@@ -176,30 +172,33 @@ class Source:
         return list(body) if isinstance(body, tuple | list) else [statement]
 
     @cached_property
-    def _by_type(self) -> dict[type[cst.CSTNode], list[cst.CSTNode]]:
-        found: dict[type[cst.CSTNode], list[cst.CSTNode]] = {}
+    def _by_type(self) -> dict[type[cst.CSTNode], tuple[list[cst.CSTNode], list[int], list[int]]]:
+        """The nodes of each type in the order of the text, with their starts and stops."""
+        found: dict[type[cst.CSTNode], list[tuple[Span, cst.CSTNode]]] = {}
         for node in (self.module, *self.parents):
-            found.setdefault(type(node), []).append(node)
-        for nodes in found.values():
-            nodes.sort(key=lambda node: self.spans.get(node, Span(0, 0)).start)
-        return found
+            span = self.spans.get(node, Span(0, 0))
+            found.setdefault(type(node), []).append((span, node))
+        ordered = {}
+        for kind, places in found.items():
+            places.sort(key=lambda place: place[0].start)
+            spans = [span for span, _ in places]
+            nodes = [node for _, node in places]
+            ordered[kind] = nodes, [at.start for at in spans], [at.stop for at in spans]
+        return ordered
 
     def all(self, kind: type[Node]) -> list[Node]:
         """Every node of a type, in the order of the text."""
-        return self._by_type.get(kind, [])  # type: ignore[return-value]
+        return self._by_type[kind][0] if kind in self._by_type else []  # type: ignore[return-value]
 
     def inside(self, root: cst.CSTNode, kind: type[Node]) -> list[Node]:
         """Every node of a type in `root`, itself included, in the order of the text."""
+        if kind not in self._by_type:
+            return []
+        nodes, starts, stops = self._by_type[kind]
         start, stop = self.spans[root]
-        nodes = self.all(kind)
-        first = bisect.bisect_left(nodes, start, key=lambda node: self.spans[node].start)
-        found = []
-        for node in nodes[first:]:
-            if self.spans[node].start >= stop:
-                break
-            if self.spans[node].stop <= stop:
-                found.append(node)
-        return found
+        begin = bisect.bisect_left(starts, start)
+        end = bisect.bisect_left(starts, stop, begin)
+        return [nodes[i] for i in range(begin, end) if stops[i] <= stop]  # type: ignore[misc]
 
     def contains(self, outer: cst.CSTNode, inner: cst.CSTNode) -> bool:
         """Whether `inner` is `outer` or stands in it."""
@@ -232,10 +231,9 @@ def parse_source(path: Path, content: bytes) -> Source:
         if not repaired:
             raise _syntax_problem(path, text, error.raw_line) from None
         module = _parse_repaired(path, text)
-    if module.code != text:
+    again, spans = written(module, text)
+    if again != text:
         raise SourceError(path, None, "does not survive parsing unchanged; nothing was rewritten")
-    positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(ByteSpanPositionProvider)
-    spans = {node: Span(at.start, at.start + at.length) for node, at in positions.items()}
     source = Source(path, text, encoding, bom, module, spans, _parents(module), original, repaired)
     for handler in source.all(cst.ExceptHandler):
         if _is_python_2(handler):

@@ -11,6 +11,8 @@ import libcst as cst
 _LAYOUT = ("whitespace", "lpar", "rpar", "comma", "semicolon", "leading_lines", "lines_after",
            "header", "footer", "trailing", "lbracket", "rbracket", "lbrace", "rbrace", "equal",
            "indent", "newline", "colon", "dot", "encoding", "default_", "has_trailing")  # fmt: skip
+_ESCAPES = frozenset("\\\r")
+"""What makes the value of a text another one than what stands between its quotes."""
 
 
 @cache
@@ -73,6 +75,8 @@ def receiver(call: cst.Call) -> cst.BaseExpression | None:
 
 def string_value(node: cst.CSTNode | None) -> str | None:
     """The value of a plain string literal."""
+    if isinstance(node, cst.SimpleString) and not node.prefix and not _ESCAPES & set(node.value):
+        return node.raw_value  # most are, and evaluating a text means parsing it
     if isinstance(node, cst.SimpleString | cst.ConcatenatedString):
         value = node.evaluated_value
         return value if isinstance(value, str) else None
@@ -89,11 +93,16 @@ def literal(node: cst.CSTNode | None) -> object:
     return ... if value is None else value
 
 
+_WITH_TARGET = (cst.AnnAssign, cst.AugAssign, cst.For, cst.CompFor, cst.NamedExpr)
+ASSIGNING = (cst.Assign, *_WITH_TARGET, cst.WithItem)
+"""The types of nodes that bind what `assigned_targets` gives."""
+
+
 def assigned_targets(node: cst.CSTNode) -> list[cst.BaseExpression]:
     """What an assignment, a loop, a `with` item or a walrus binds, tuples not taken apart."""
     if isinstance(node, cst.Assign):
         return [target.target for target in node.targets]
-    if isinstance(node, cst.AnnAssign | cst.AugAssign | cst.For | cst.CompFor | cst.NamedExpr):
+    if isinstance(node, _WITH_TARGET):
         return [node.target]
     if isinstance(node, cst.WithItem) and node.asname is not None:
         return [node.asname.name]

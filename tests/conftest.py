@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from training.cases import CASES
-from training.launch import run_training
+from training.launch import run_fsdp_saves, run_training
 from truth import Truth
 
 REPO = Path(__file__).resolve().parent.parent
@@ -28,6 +28,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, int], T
         run_training(folder, names, world_size, timeout_s=420)
         for name in names:
             found[name, world_size] = Truth.load(folder / name)
+    return found
+
+
+@pytest.fixture(scope="session")
+def fsdp_saves(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, int], Truth]:
+    """What FSDP1 and FSDP2 runs saved in many ways, by `run-way` and number of processes."""
+    root, found = tmp_path_factory.mktemp("fsdp"), {}
+    for world_size in (2, 3, 4):
+        folder = root / f"world{world_size}"
+        run_fsdp_saves(folder, world_size)
+        for truth in folder.glob("*/truth.json"):
+            found[truth.parent.name, world_size] = Truth.load(truth.parent)
     return found
 
 

@@ -18,7 +18,9 @@ PACKAGES = ("ckpt", "migrate")
 FILES = sorted(path for package in PACKAGES for path in (REPO / package).rglob("*.py"))
 SNIPPETS = REPO / "migrate" / "snippets"
 """Texts for other people's scripts: they import torch and read the environment there."""
-OWN = [path for path in FILES if not path.is_relative_to(SNIPPETS)]
+RUNNER = REPO / "migrate" / "runner"
+"""What goes with other people's scripts in processes of their own."""
+OWN = [path for path in FILES if not any(path.is_relative_to(p) for p in (SNIPPETS, RUNNER))]
 RULES = sorted((REPO / "migrate" / "rules").glob("*.py"))
 FORMATS = sorted((REPO / "ckpt" / "formats").glob("*.py"))
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING = 500, 40, 4
@@ -129,6 +131,13 @@ def test_the_two_packages_do_not_know_each_other() -> None:
         assert names & other[path.relative_to(REPO).parts[0]] == set(), path
 
 
+def test_the_runner_is_started_and_never_imported() -> None:
+    for path in FILES:
+        inside = path.is_relative_to(RUNNER)
+        names = {name for name in imports(tree(path)) if name.startswith("migrate.")}
+        assert all(name.startswith("migrate.runner") == inside for name in names), path
+
+
 def test_deepspeed_is_never_imported() -> None:
     for path in FILES:
         assert not any(name.partition(".")[0] == "deepspeed" for name in imports(tree(path))), path
@@ -168,7 +177,7 @@ def test_a_rule_knows_where_and_a_target_knows_what(path: Path) -> None:
 def test_rules_and_targets_are_named_in_no_other_file() -> None:
     for path in FILES:
         names = set(imports(tree(path)))
-        found = {n for n in names if re.match(r"migrate\.(rules|targets)\.[a-z]", n)}
+        found = {n for n in names if re.match(r"migrate\.(rules|targets|verify\.causes)\.[a-z]", n)}
         assert found == set(), path
 
 

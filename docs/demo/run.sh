@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Moves a DataParallel script to two processes and trains it there. Then trains a tiny Llama under
-# DeepSpeed ZeRO-3, converts the checkpoint to a Hugging Face folder, and compares the logits of the
-# two. `make demo` calls it; needs no GPU and no network.
+# Proves that a DataParallel script trains the same in two processes, moves it, and trains it there.
+# Then trains a tiny Llama under DeepSpeed ZeRO-3, converts the checkpoint to a Hugging Face folder,
+# and compares the logits of the two. `make demo` calls it; needs no GPU and no network.
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -20,6 +20,7 @@ run() {
 }
 
 echo "Working in $work"
+run migrate verify train.py --to ddp --bn keep
 run migrate rewrite train.py --to ddp --bn keep
 run torchrun --standalone --nproc-per-node 2 train.py
 

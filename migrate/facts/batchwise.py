@@ -1,14 +1,13 @@
 """What an expression has to do with the batch: a mean over it, a sum over it, or nothing.
 
 After the rewrite a process has a part of the batch. A mean over the parts is the whole batch's
-mean, a sum of sums its sum; this file tells which of them a number is, by its arithmetic. It also
-tells which loops the batch comes from, for only training loops deal batches out.
+mean, a sum of sums its sum; this file tells which of them a number is, by its arithmetic. Which
+numbers are of a part at all, and where they are reduced, is in `reduced`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 
 import libcst as cst
 
@@ -27,9 +26,9 @@ from migrate.facts.kinds import (
 from migrate.facts.losses import loss_reduction
 from migrate.facts.program import Facts
 from migrate.facts.reaching import Binding
-from migrate.facts.trained import SAME_VALUE, Trained, own_sum, without_conversions
+from migrate.facts.reduced import Reduced
+from migrate.facts.trained import SAME_VALUE, own_sum, without_conversions
 from migrate.flow import call_arguments
-from migrate.names import Slot
 from migrate.once import once
 from migrate.source import Source
 from migrate.syntax import dotted, literal, method_name, receiver
@@ -41,17 +40,15 @@ _OPERATORS: dict[type[cst.CSTNode], str] = {
 }  # fmt: skip
 _METHODS = {"add": "+", "add_": "+", "sub": "-", "sub_": "-", "mul": "*", "mul_": "*", "div": "/",
             "div_": "/", "true_divide": "/", "divide": "/"}  # fmt: skip
-_COLLECTIVE = ("all_reduce", "all_gather", "reduce", "all_gather_object", "all_gather_into_tensor")
 
 
-class Batchwise(Trained):
+class Batchwise(Reduced):
     """Answers, for every expression of a program, what it has to do with the batch."""
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._cache: dict[cst.CSTNode, Batch] = {}
         self._taken: dict[tuple[cst.CSTNode, tuple[int, ...]], Batch] = {}
-        self._loaders = {id(loop.node): item for item in facts.loaders for loop in item.loops}
 
     # What is asked
 
@@ -63,11 +60,6 @@ class Batchwise(Trained):
             self._cache[node] = Batch(Kind.PLAIN)  # a variable that is made of itself adds nothing
             self._cache[node] = self._evaluate(source, node)
         return self._cache[node]
-
-    def dealt_out(self, origin: cst.CSTNode) -> bool | None:
-        """Whether a loop's batches are parts: True or False where its loader is known."""
-        loader = self._loaders.get(id(origin))
-        return None if loader is None else loader.trains
 
     # Expressions
 
@@ -104,7 +96,7 @@ class Batchwise(Trained):
 
     def _name(self, source: Source, node: cst.Name) -> Batch:
         bindings = self.reaching[source].of(node)
-        if not bindings or self._reduced_in_place(source, node):
+        if not bindings or self.is_reduced_in_place(source, node):
             return Batch(Kind.PLAIN)
         value = join([self._binding(source, node, binding) for binding in bindings])
         if value.kind is Kind.PLAIN and any(
@@ -159,42 +151,6 @@ class Batchwise(Trained):
             and not self.is_trained(source, target)
         )
 
-    def is_reduced_here(self, source: Source, node: cst.CSTNode, value: Batch) -> bool:
-        """Whether a number of a part of the batch is taken at `node`, and not further out.
-
-        In a function that only helps, such as one that computes an accuracy, it is not: what its
-        callers give it may be whole.
-        """
-        dealt = {self.dealt_out(origin) for origin in value.origins}
-        if not (value.is_local or value.kind is Kind.METRIC) or False in dealt:
-            return False
-        function = source.function_of(node)
-        if not dealt:
-            return value.is_mean and self.in_step(source, node)
-        is_home = any(
-            origin in source.spans and source.function_of(origin) is function
-            for origin in value.origins
-        )
-        return is_home or function in self.facts.training_functions
-
-    def in_step(self, source: Source, node: cst.CSTNode) -> bool:
-        """Whether the innermost loop, or the function where there is none, makes training steps."""
-        loops = self.facts.loops_around(source, node)
-        function = source.function_of(node)
-        if not loops:
-            return any(
-                s is source and source.function_of(c) is function for s, c in self.facts.backwards
-            )
-        body = loops[0].body
-        inner = [*source.inside(body, cst.For), *source.inside(body, cst.While)]
-        return self.facts.reaches_backward(source, body) and not any(
-            self.facts.reaches_backward(source, loop.body) for loop in inner
-        )
-
-    def is_whole(self, value: Batch) -> bool:
-        """Whether the batch is known not to be dealt out: evaluation."""
-        return bool(value.origins) and all(self.dealt_out(o) is False for o in value.origins)
-
     def _accumulated(self, source: Source, node: cst.AugAssign | cst.Assign) -> Batch:
         """A sum over steps: already global, unless it is a part of the loss that is trained."""
         target = node.target if isinstance(node, cst.AugAssign) else node.targets[0].target
@@ -220,7 +176,7 @@ class Batchwise(Trained):
         name = dotted(node.iter.func) if isinstance(node.iter, cst.Call) else None
         if binding.path == (0,) and _enumerates(node.iter):
             return PLAIN
-        if id(node) in self._loaders:
+        if node in self.loops:
             return Batch(Kind.DATA, frozenset([node]))
         if self._counts(source, node.iter):
             return PLAIN
@@ -427,45 +383,6 @@ class Batchwise(Trained):
         )
         return PLAIN if is_extracted and self.is_reduced_here(source, node, value) else value
 
-    def is_own_helper(self, source: Source, call: cst.Call) -> bool:
-        """Whether a call is of a definition that an earlier run wrote."""
-        return dotted(call.func) in self.facts.definitions[source].own_names
-
-    def is_reduced_by(self, source: Source, call: cst.Call) -> bool:
-        """Whether a call gives a number of all processes: ours, or a function with a collective."""
-        if self.is_own_helper(source, call):
-            return True
-        return any(self._reduces(function) for function in self.flow.callees.get(call, ()))
-
-    def _reduces(self, function: Function) -> bool:
-        return not method_of_module(function) and function.node in self._reducing
-
-    @cached_property
-    def _reducing(self) -> set[cst.FunctionDef | None]:
-        """The functions in which a collective is called."""
-        return {
-            source.function_of(call)
-            for source, call in self.facts.calls_of(r"^torch\.distributed\.")
-            if (self.facts.callee(source, call) or "").endswith(_COLLECTIVE)
-        }
-
-    def _reduced_in_place(self, source: Source, node: cst.Name) -> bool:
-        """`dist.all_reduce(x)` before this read of `x`."""
-        places = self._in_place.get(self.facts.slot(source, node), ())
-        return any(start < source.span(node).start for start in places)
-
-    @cached_property
-    def _in_place(self) -> dict[Slot, list[int]]:
-        """For each variable, where a collective changes it."""
-        found: dict[Slot, list[int]] = {}
-        for source, call in self.facts.calls_of(r"^torch\.distributed\."):
-            full = self.facts.callee(source, call) or ""
-            first = call.args[0].value if call.args else None
-            if full.endswith(_COLLECTIVE) and isinstance(first, cst.Name):
-                slot = self.facts.slot(source, first)
-                found.setdefault(slot, []).append(source.span(call).start)
-        return found
-
 
 @once
 def batchwise(facts: Facts) -> Batchwise:
@@ -488,8 +405,3 @@ def _enumerates(node: cst.CSTNode) -> bool:
             return False
         node = node.args[0].value
     return False
-
-
-def method_of_module(function: Function) -> bool:
-    """Whether a function is a method: those of models and trainers do more than reduce a number."""
-    return function.owner is not None

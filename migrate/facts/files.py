@@ -13,33 +13,50 @@ from dataclasses import dataclass
 import libcst as cst
 
 from migrate.edit import Edit, Guard, enclose
+from migrate.facts.program import Facts
 from migrate.facts.state import is_sharded_state
+from migrate.once import once
 from migrate.rule import Context
 from migrate.source import Source
-from migrate.syntax import argument, literal, method_name, positional, receiver, string_value
+from migrate.syntax import (
+    argument,
+    dotted,
+    literal,
+    method_name,
+    positional,
+    receiver,
+    string_value,
+)
 
-_WRITING_FUNCTIONS: tuple[tuple[str, str, int], ...] = (
-    (r"torch\.save|torch\.jit\.save", "f", 1),
-    (r"torch\.onnx\.export", "f", 2),
-    (r"safetensors(\.\w+)*\.save_(file|model)", "filename", 1),
-    (r"numpy\.(save|savez|savez_compressed)", "file", 0),
-    (r"numpy\.savetxt", "fname", 0),
-    (r"(.*\.)?(_?c?[Pp]ickle|dill|cloudpickle)\.dump", "file", 1),
-    (r"joblib\.dump", "filename", 1),
-    (r"(json|simplejson|ujson)\.dump", "fp", 1),
-    (r"yaml\.(safe_)?dump(_all)?", "stream", 1),
-    (r"matplotlib\.pyplot\.(savefig|imsave)|matplotlib\.image\.imsave|pylab\.savefig", "fname", 0),
-    (r"cv2\.imwrite", "filename", 0),
-    (r"imageio(\.v[23])?\.(imwrite|imsave|mimsave|mimwrite|volwrite)", "uri", 0),
-    (r"scipy\.misc\.imsave|skimage\.io\.imsave", "fname", 0),
-    (r"torchvision\.utils\.save_image", "fp", 1),
-    (r"torchvision\.io\.write_\w+", "filename", 1),
-    (r"torchaudio\.save|soundfile\.write|scipy\.io\.(savemat|wavfile\.write)", "uri", 0),
-    (r"shutil\.(copy|copy2|copyfile|copytree|move)", "dst", 1),
-    (r"shutil\.rmtree", "path", 0),
-    (r"shutil\.make_archive", "base_name", 0),
-    (r"os\.(rename|renames|replace|symlink|link)", "dst", 1),
-    (r"os\.(remove|unlink|rmdir|removedirs|truncate)", "path", 0),
+_WRITING_FUNCTIONS: tuple[tuple[re.Pattern[str], str, int], ...] = tuple(
+    (re.compile(pattern), keyword, index)
+    for pattern, keyword, index in (
+        (r"torch\.save|torch\.jit\.save", "f", 1),
+        (r"torch\.onnx\.export", "f", 2),
+        (r"safetensors(\.\w+)*\.save_(file|model)", "filename", 1),
+        (r"numpy\.(save|savez|savez_compressed)", "file", 0),
+        (r"numpy\.savetxt", "fname", 0),
+        (r"(.*\.)?(_?c?[Pp]ickle|dill|cloudpickle)\.dump", "file", 1),
+        (r"joblib\.dump", "filename", 1),
+        (r"(json|simplejson|ujson)\.dump", "fp", 1),
+        (r"yaml\.(safe_)?dump(_all)?", "stream", 1),
+        (
+            r"matplotlib\.pyplot\.(savefig|imsave)|matplotlib\.image\.imsave|pylab\.savefig",
+            "fname",
+            0,
+        ),
+        (r"cv2\.imwrite", "filename", 0),
+        (r"imageio(\.v[23])?\.(imwrite|imsave|mimsave|mimwrite|volwrite)", "uri", 0),
+        (r"scipy\.misc\.imsave|skimage\.io\.imsave", "fname", 0),
+        (r"torchvision\.utils\.save_image", "fp", 1),
+        (r"torchvision\.io\.write_\w+", "filename", 1),
+        (r"torchaudio\.save|soundfile\.write|scipy\.io\.(savemat|wavfile\.write)", "uri", 0),
+        (r"shutil\.(copy|copy2|copyfile|copytree|move)", "dst", 1),
+        (r"shutil\.rmtree", "path", 0),
+        (r"shutil\.make_archive", "base_name", 0),
+        (r"os\.(rename|renames|replace|symlink|link)", "dst", 1),
+        (r"os\.(remove|unlink|rmdir|removedirs|truncate)", "path", 0),
+    )
 )
 _WRITING_METHODS = frozenset(
     (
@@ -47,6 +64,9 @@ _WRITING_METHODS = frozenset(
         "to_feather", "to_hdf", "save_to_disk", "write_text", "write_bytes",
     )
 )  # fmt: skip
+_INTO_FILES = frozenset({"write", "writerow", "writerows", "save", "save_checkpoint"})
+"""Names of what writes into files that were opened elsewhere, or under paths of its own."""
+_FOLDER = re.compile(r"^os\.(makedirs|mkdir)$")
 _READING = re.compile(
     r"^(torch\.load|torch\.jit\.load|numpy\.(load|loadtxt|genfromtxt)|pandas\.read_\w+|cv2\.imread"
     r"|PIL\.Image\.open|joblib\.load|safetensors(\.\w+)*\.load_file|imageio(\.v[23])?\.imread)$"
@@ -68,7 +88,6 @@ _CHANGING = frozenset(
         "step", "backward", "send",
     )
 )  # fmt: skip
-_RANK = re.compile(r"rank|is_main|is_master|(?<!from_)main_process|master_process", re.I)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +99,7 @@ class Write:
     path: cst.BaseExpression | None
 
 
+@once
 def writes(context: Context) -> list[Write]:
     """Every call that writes, moves or deletes a file, but `open` and what goes into its files."""
     return [
@@ -94,8 +114,8 @@ def _written(
     context: Context, source: Source, call: cst.Call
 ) -> tuple[cst.BaseExpression | None] | None:
     name = context.facts.callee(source, call) or ""
-    for pattern, keyword, index in _WRITING_FUNCTIONS:
-        if re.fullmatch(pattern, name):
+    for pattern, keyword, index in _WRITING_FUNCTIONS if name else ():
+        if pattern.fullmatch(name):
             return _place(context, source, argument(call, keyword, index))
     if _COMMAND.match(name) and call.args:
         return (None,) if _WRITING_COMMAND.match(_first_text(call.args[0].value)) else None
@@ -111,6 +131,22 @@ def _written(
     if method in ("unlink", "rename", "rmdir") and is_path(context, source, receiver(call)):
         return (receiver(call),)
     return None
+
+
+def is_write(facts: Facts, source: Source, call: cst.Call) -> bool:
+    """Whether a call is of a function that writes, moves, deletes or opens files or folders."""
+    name = facts.callee(source, call) or ""
+    is_writing = any(pattern.fullmatch(name) for pattern, _, _ in _WRITING_FUNCTIONS)
+    return is_writing or bool(_OPEN.match(name) or _FOLDER.match(name))
+
+
+def may_write(facts: Facts, source: Source, call: cst.Call) -> bool:
+    """The same, or of a method that by its name may write; a progress bar's writes no file."""
+    if is_write(facts, source, call):
+        return True
+    full, owner = facts.callee(source, call) or "", dotted(receiver(call)) or ""
+    name = method_name(call) or full
+    return name in _WRITING_METHODS | _INTO_FILES and "tqdm" not in owner + full
 
 
 def _place(
@@ -205,36 +241,6 @@ def reaching(
 
 
 # Only in the main process
-
-
-def is_main_only(context: Context, source: Source, node: cst.CSTNode) -> bool:
-    """Whether a place is reached by one process only, as the script itself arranged it."""
-    facts = context.facts
-    if facts.rank_guard(source, node) or facts.only_called_guarded(source, node):
-        return True
-    return any(_leaves_others(source, item) for item in _earlier(source, node))
-
-
-def _earlier(source: Source, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """The statements above `node` in its block and in the blocks around it, in its function."""
-    inner = node
-    for item in source.ancestors(node):
-        if isinstance(item, cst.IndentedBlock | cst.Module):
-            for statement in item.body:
-                if statement is inner:
-                    break
-                yield statement
-        if isinstance(item, cst.FunctionDef):
-            return
-        inner = item
-
-
-def _leaves_others(source: Source, statement: cst.CSTNode) -> bool:
-    """`if rank != 0: return`."""
-    if not isinstance(statement, cst.If) or not _RANK.search(source.code(statement.test)):
-        return False
-    body = statement.body
-    return bool(source.inside(body, cst.Return) or source.inside(body, cst.Continue))
 
 
 def whole_statement(source: Source, call: cst.Call) -> cst.CSTNode | None:

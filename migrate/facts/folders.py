@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.facts.files import is_main_only, is_used, reaching, reads, writes
+from migrate.facts.files import is_used, reaching, reads, writes
 from migrate.facts.state import (
     bindings,
     files_behind,
@@ -68,7 +68,8 @@ def _can_be_folder(
         return False
     if is_used(source, call) or any(_is_whole(context, home, s) for s, home in states.items()):
         return False
-    return not any(is_main_only(context, home, n) for home, n in reaching(context, source, call))
+    by_rank = context.facts.main_process.is_by_rank
+    return not any(by_rank(home, node) for home, node in reaching(context, source, call))
 
 
 def _is_whole(context: Context, source: Source, state: cst.Call) -> bool:

@@ -10,10 +10,11 @@ import libcst as cst
 
 from migrate.facts.batchwise import Batchwise
 from migrate.facts.kinds import Batch, Kind
+from migrate.facts.obstacles import Obstacles
 from migrate.facts.program import Facts
 from migrate.facts.trained import SAME_VALUE, own_sum
 from migrate.source import Source
-from migrate.syntax import assigned_targets, dotted, literal, method_name, receiver
+from migrate.syntax import dotted, literal, method_name, receiver
 
 _KEEPING = frozenset(
     [
@@ -54,13 +55,6 @@ _SHOWING = frozenset(
     ]
 )
 _CHECKS = re.compile(r"^(torch|math|numpy)\.(isnan|isinf|isfinite)$")
-_WRITES = re.compile(
-    r"^(torch\.save|open|numpy\.save\w*|(json|pickle|yaml|joblib)\.dump|os\.(makedirs|mkdir|remove)"
-    r"|shutil\.\w+|torchvision\.utils\.save_image|matplotlib\.pyplot\.savefig|cv2\.imwrite)$"
-)
-_WRITING_METHODS = frozenset(
-    ["write", "writerow", "writerows", "savefig", "to_csv", "save", "save_checkpoint"]
-)
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ class Reduction:
         node: the expression that a call goes round.
         phase: the condition under which the loop trains, if it also evaluates.
         obstacle: why no call of all processes may stand here; empty if it may.
-        shown_only: it is only printed or logged.
+        by_rank: it is read where the script lets the process's number decide who comes.
     """
 
     source: Source
@@ -79,7 +73,7 @@ class Reduction:
     value: Batch
     phase: str = ""
     obstacle: str = ""
-    shown_only: bool = False
+    by_rank: bool = False
 
 
 class Reductions:
@@ -88,6 +82,7 @@ class Reductions:
     def __init__(self, facts: Facts, batchwise: Batchwise) -> None:
         self.facts = facts
         self.batchwise = batchwise
+        self.obstacles = Obstacles(facts, batchwise)
 
     def all(self) -> Iterator[Reduction]:
         """Every number, once, in the order of the files."""
@@ -271,104 +266,22 @@ class Reductions:
                 return node.value
         return None
 
-    # Whether a call of all processes may stand there
+    # What becomes of them
 
     def _reduction(self, source: Source, node: cst.BaseExpression) -> Iterator[Reduction]:
         value = self.batchwise.of(source, node)
         if not self.batchwise.is_reduced_here(source, node, value):
             return
-        phase, reason = self._phase(source, node, value), self.obstacle(source, node)
+        obstacle = self.obstacles.obstacle(source, node)
+        phase, reason = self.obstacles.phase(source, node, value), obstacle
         if phase is None:
             phase, reason = "", reason or "in a loop that also evaluates"
-        if value.is_mean and not self.obstacle(source, node):
+        if value.is_mean and not obstacle:
             reason = ""
         if value.kind is Kind.METRIC:
             reason = "and the whole batch's cannot be computed from those of the parts"
-        guarded = self.facts.rank_guard(source, node) is not None
-        yield Reduction(source, node, value, phase, reason, guarded)
-
-    def obstacle(self, source: Source, node: cst.CSTNode) -> str:
-        """Why not every process need come to `node`; empty if all do."""
-        if self.facts.rank_guard(source, node) or self.facts.only_called_guarded(source, node):
-            return "and only one process comes here"
-        if self._is_written(source, node):
-            return "and only the main process writes it"
-        inner = node
-        for item in source.ancestors(node):
-            if isinstance(item, cst.FunctionDef | cst.Module):
-                break
-            if isinstance(item, cst.Lambda | cst.ExceptHandler):
-                return "and not every process need come here"
-            test = _condition(item, inner)
-            if test is not None and self._depends_on_data(source, test):
-                return f"and whether a process comes here depends on its data: {source.code(test)}"
-            inner = item
-        return ""
-
-    def _depends_on_data(self, source: Source, test: cst.CSTNode) -> bool:
-        for name in source.inside(test, cst.Name):
-            value = self.batchwise.of(source, name)
-            parent = source.parent(name)
-            if isinstance(parent, cst.Attribute) and parent.attr is name:
-                continue
-            counted = self._is_counted(source, name)
-            if value.kind in (Kind.DATA, Kind.SUM) and not counted:
-                return True
-            if value.kind is Kind.UNKNOWN and value.origins:
-                return True
-        return False
-
-    def _is_counted(self, source: Source, name: cst.Name) -> bool:
-        """`len(x)`, `x.size(0)`, `x.shape[0]`, `x is None`: no data is looked at."""
-        for item in source.ancestors(name):
-            value = self.batchwise.of(source, item)
-            if value.kind is Kind.COUNT:
-                return True
-            if isinstance(item, cst.Comparison):
-                return isinstance(item.comparisons[0].operator, cst.Is | cst.IsNot | cst.In)
-            if isinstance(item, cst.If | cst.While | cst.IfExp):
-                return False
-        return False
-
-    def _is_written(self, source: Source, node: cst.CSTNode) -> bool:
-        """Whether the statement writes a file, which only the main process does."""
-        for item in source.ancestors(node):
-            if isinstance(item, cst.Call):
-                full = self.facts.callee(source, item) or ""
-                name = method_name(item) or full
-                owner = dotted(receiver(item)) or ""
-                if _WRITES.match(full) or (
-                    name in _WRITING_METHODS and "tqdm" not in (owner + full)
-                ):
-                    return True
-                if any(
-                    self._writes(f.source, f.node) for f in self.facts.flow.callees.get(item, ())
-                ):
-                    return True
-            if isinstance(item, cst.With) and item.body is not node:
-                calls = [i.item for i in item.items if isinstance(i.item, cst.Call)]
-                if any(_WRITES.match(self.facts.callee(source, c) or "") for c in calls):
-                    return True
-            if isinstance(item, cst.FunctionDef):
-                return False
-        return False
-
-    def _writes(self, source: Source, function: cst.FunctionDef) -> bool:
-        return any(
-            _WRITES.match(self.facts.callee(source, call) or "")
-            for call in source.inside(function, cst.Call)
-        )
-
-    def _phase(self, source: Source, node: cst.CSTNode, value: Batch) -> str | None:
-        """The condition under which the batch's loop trains; None if it cannot be written here."""
-        for origin in value.origins:
-            home = next((s for s in self.facts.project.sources if origin in s.spans), source)
-            loop = origin if isinstance(origin, cst.For) else None
-            test = training_condition(self.facts, home, loop) if loop else ""
-            if test:
-                same = home is source and home.function_of(origin) is source.function_of(node)
-                return test if same else None
-        return ""
+        by_rank = self.facts.main_process.is_by_rank(source, node)
+        yield Reduction(source, node, value, phase, reason, by_rank)
 
     def _in_helper(self, source: Source, node: cst.CSTNode) -> bool:
         """Whether a node is in a call that already reduces it."""
@@ -378,63 +291,6 @@ class Reductions:
             if isinstance(item, cst.SimpleStatementLine):
                 return False
         return False
-
-
-def training_condition(facts: Facts, source: Source, loop: cst.For) -> str:
-    """`phase == "train"`, where a loop goes backward only under it; empty if it always does."""
-    calls = [c for s, c in facts.backwards if s is source and source.contains(loop.body, c)]
-    found: set[str] = set()
-    for call in calls:
-        tests = [
-            (item, inner)
-            for item, inner in _path(source, call, loop)
-            if isinstance(item, cst.If) and inner is not item.test
-        ]
-        outer = [(i, n) for i, n in tests if _is_invariant(facts, source, i.test, loop)]
-        if not outer:
-            return ""
-        item, inner = outer[-1]
-        text = source.one_line(item.test)
-        found.add(f"({text})" if inner is item.body else f"not ({text})")
-    return found.pop() if len(found) == 1 else ""
-
-
-def _path(
-    source: Source, node: cst.CSTNode, stop: cst.CSTNode
-) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
-    inner = node
-    for item in source.ancestors(node):
-        if item is stop:
-            return
-        yield item, inner
-        inner = item
-
-
-def _is_invariant(facts: Facts, source: Source, test: cst.CSTNode, loop: cst.For) -> bool:
-    """Whether a condition is made of variables that the loop does not set."""
-    names = source.inside(test, cst.Name)
-    targets = {n.value for n in source.inside(loop.target, cst.Name)}
-    nodes = [
-        node
-        for kind in (cst.Assign, cst.AugAssign, cst.For)
-        for node in source.inside(loop.body, kind)
-    ]
-    for target in (target for node in nodes for target in assigned_targets(node)):
-        targets |= {n.value for n in source.inside(target, cst.Name)}
-    calls = source.inside(test, cst.Call)
-    return bool(names) and not calls and not any(name.value in targets for name in names)
-
-
-def _condition(item: cst.CSTNode, inner: cst.CSTNode) -> cst.CSTNode | None:
-    """What decides whether `inner`, a part of `item`, runs, or how often."""
-    match item:
-        case cst.If() | cst.While() | cst.IfExp() if inner is not item.test:
-            return item.test
-        case cst.For() if inner is item.body and isinstance(item.iter, cst.Name | cst.Attribute):
-            return None
-        case cst.BooleanOperation() if inner is item.right:
-            return item.left
-    return None
 
 
 def _is_legacy(node: cst.Subscript) -> bool:

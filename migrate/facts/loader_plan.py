@@ -14,7 +14,6 @@ import libcst as cst
 from migrate.facts.branches import can_run, known_arguments
 from migrate.facts.loading import Loader, Loop
 from migrate.facts.phases import Unknown, trained_keys
-from migrate.facts.reaching import Reaching
 from migrate.once import once
 from migrate.rule import Context
 from migrate.source import Source
@@ -246,7 +245,7 @@ class _Planner:
         arg = self._argument("sampler")
         values = self._values("sampler")
         if arg is not None and isinstance(arg.value, cst.Name) and len(values) > 1:
-            bound = Reaching(self.source, self.flow.names[self.source]).of(arg.value)
+            bound = self.context.facts.reaching[self.source].of(arg.value)
             nodes = [b.node.value for b in bound if isinstance(b.node, cst.Assign) and not b.path]
             if len(nodes) == len(bound) == 1:
                 values = self.flow.of(self.source, nodes[0])

@@ -21,7 +21,9 @@ _BATCH_NORM = re.compile(r"Batch_?Norm|InPlaceABN|(^|\.)BN\d?d?$", re.I)
 _WITHOUT_BATCH_NORM = re.compile(
     r"^torch\.nn\.|^transformers\.|\.(alexnet|squeezenet\w*|vgg\d+|vit_\w+|swin_\w+)$"
 )
-_MOVES = frozenset({"cuda", "to", "apply", "float", "train", "load_state_dict", "double"})
+_MOVES = frozenset(
+    {"cuda", "to", "apply", "float", "train", "load_state_dict", "double", "half", "bfloat16"}
+)
 
 
 @dataclass(frozen=True, eq=False)

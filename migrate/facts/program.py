@@ -1,4 +1,4 @@
-"""What a training program consists of: wraps, models, optimizers, loaders, steps, guards.
+"""What a training program consists of: wraps, models, optimizers, loaders, steps.
 
 Every fact is found once, for the whole program, and is a place in the original text. Facts say what
 is there; what should be there is a rule's business.
@@ -15,6 +15,8 @@ import libcst as cst
 
 from migrate.definitions import Definitions
 from migrate.facts.loading import Loader, Loading
+from migrate.facts.main_process import MainProcess
+from migrate.facts.reaching import Reaching
 from migrate.flow import Flow
 from migrate.names import Slot
 from migrate.project import Project, main_guard
@@ -29,10 +31,6 @@ DISTRIBUTED = re.compile(
 )
 _OPTIMIZER = re.compile(
     r"(Adam|SGD|Rprop|RMSprop|Adagrad|Adadelta|LBFGS|Adafactor|Optimizer|LAMB|create_optimizer)"
-)
-_RANK_WORD = re.compile(
-    r"(?<!low_)(?<!lora_)rank(?!ing|ed)|is_main|is_master|(?<!from_)main_process|master_process",
-    re.I,
 )
 _READS = frozenset({"parameters", "named_parameters", "state_dict", "modules", "children"})
 
@@ -296,26 +294,15 @@ class Facts:
         """The calls of `init_process_group`, without those an earlier run wrote."""
         return self.calls_of(r"(^|\.)init_process_group$|(^|\.)init_distributed$")
 
-    def rank_guard(self, source: Source, node: cst.CSTNode) -> cst.If | None:
-        """The `if rank == 0:` around a node in its function, however it is spelled."""
-        inner = node
-        for item in source.ancestors(node):
-            if isinstance(item, cst.If) and inner is item.body and self._names_rank(source, item):
-                return item
-            if isinstance(item, cst.FunctionDef):
-                return None
-            inner = item
-        return None
+    @cached_property
+    def reaching(self) -> dict[Source, Reaching]:
+        """For each file, which assignments a name can have its value from."""
+        return {source: Reaching(source, names) for source, names in self.flow.names.items()}
 
-    @staticmethod
-    def _names_rank(source: Source, statement: cst.If) -> bool:
-        return bool(_RANK_WORD.search(source.code(statement.test)))
-
-    def only_called_guarded(self, source: Source, node: cst.CSTNode) -> bool:
-        """Whether every call of the function around `node` stands under a rank guard."""
-        function = source.function_of(node)
-        calls = self.callers.get(function, []) if function else []
-        return bool(calls) and all(self.rank_guard(s, call) for s, call in calls)
+    @cached_property
+    def main_process(self) -> MainProcess:
+        """Where the process's number decides who comes."""
+        return MainProcess(self)
 
     def slot(self, source: Source, node: cst.Name) -> Slot:
         """The variable a name stands for."""

@@ -26,7 +26,9 @@ _BINDING = (
     cst.NamedExpr,
     cst.WithItem,
 )
-_BLOCKS = (cst.IndentedBlock, cst.Module, cst.SimpleStatementSuite, cst.SimpleStatementLine)
+_BLOCKS = frozenset(
+    {cst.IndentedBlock, cst.Module, cst.SimpleStatementSuite, cst.SimpleStatementLine}
+)
 _SIMPLE = (cst.SimpleStatementLine, cst.BaseSmallStatement)
 
 
@@ -36,11 +38,13 @@ class Binding:
 
     Attributes:
         node: the assignment, loop, `with` item or parameter.
+        name: what is bound, and its offset `start`.
         path: where in its (nested) tuple of targets the name is.
     """
 
     node: cst.CSTNode
     name: cst.CSTNode
+    start: int
     path: tuple[int, ...] = ()
 
 
@@ -60,34 +64,31 @@ class Reaching:
                 for target in assigned_targets(node):
                     for name, path in _names(target):
                         slot = self.names.slot(name, name.value)
-                        found[slot].append(Binding(node, name, path))
+                        start = self.source.span(name).start
+                        found[slot].append(Binding(node, name, start, path))
         for each in found.values():
-            each.sort(key=lambda item: self.source.span(item.name).start)
+            each.sort(key=lambda item: item.start)
         return dict(found)
 
     def of(self, read: cst.Name) -> list[Binding]:
         """The bindings whose value `read` can have; a parameter is one of them."""
         slot = self.names.slot(read, read.value)
         every = self.bindings.get(slot, [])
+        generators = [b for b in every if isinstance(b.node, cst.CompFor)]
+        if generators:
+            for item in self.source.ancestors(read):
+                for binding in generators:
+                    if self.source.parent(binding.node) is item:
+                        return [binding]
+            every = [b for b in every if b not in generators]
         owner = self.source.function_of(read) or self.source.module
-        for item in self.source.ancestors(read):
-            generators = [b for b in every if isinstance(b.node, cst.CompFor)]
-            for binding in generators:
-                if self.source.parent(binding.node) is item:
-                    return [binding]
-        every = [b for b in every if not isinstance(b.node, cst.CompFor)]
-        if slot.owner is not owner:
-            return every
-        found = self._before(read, every)
-        if found is not None:
-            return found
-        return []
+        return self._before(read, every) if slot.owner is owner else every
 
-    def _before(self, read: cst.Name, every: list[Binding]) -> list[Binding] | None:
+    def _before(self, read: cst.Name, every: list[Binding]) -> list[Binding]:
         found: dict[int, Binding] = {}
         node: cst.CSTNode = read
         for parent in self.source.ancestors(read):
-            if isinstance(parent, _BLOCKS):
+            if type(parent) in _BLOCKS:
                 if self._in_block(parent, node, every, found):
                     return list(found.values())
             else:
@@ -97,40 +98,43 @@ class Reaching:
                 if own:
                     return [*found.values(), *own]
                 if isinstance(parent, cst.For | cst.While):
-                    found.update({id(b): b for b in every if self._inside(parent.body, b)})
+                    found.update({id(b): b for b in self._inside(parent.body, every)})
             if isinstance(parent, cst.FunctionDef):
                 break
             node = parent
         function = self.source.function_of(read)
         for parameter in parameters(function) if function else ():
             if parameter.name.value == read.value:
-                found[id(parameter)] = Binding(parameter, parameter.name)
+                start = self.source.span(parameter.name).start
+                found[id(parameter)] = Binding(parameter, parameter.name, start)
         return list(found.values())
 
     def _in_block(
         self, block: cst.CSTNode, node: cst.CSTNode, every: list[Binding], found: dict[int, Binding]
     ) -> bool:
         """Adds what the statements before `node` bind; True if one of them always does."""
-        statements = list(getattr(block, "body", ()))
+        start = self.source.span(node).start
+        before = [b for b in every if b.start < start]
+        statements = list(getattr(block, "body", ())) if before else []
         index = next((i for i, item in enumerate(statements) if item is node), 0)
         for statement in reversed(statements[:index]):
-            inside = [b for b in every if self._inside(statement, b)]
+            inside = self._inside(statement, before)
             if not inside:
                 continue
-            if self._always(statement, every):
+            if self._always(statement, inside):
                 kept = inside[-1:] if isinstance(statement, _SIMPLE) else inside
                 found.update({id(b): b for b in kept})
                 return True
             found.update({id(b): b for b in inside})
         return False
 
-    def _inside(self, node: cst.CSTNode, binding: Binding) -> bool:
-        outer, inner = self.source.span(node), self.source.span(binding.name)
-        return outer.start <= inner.start and inner.stop <= outer.stop
+    def _inside(self, node: cst.CSTNode, every: list[Binding]) -> list[Binding]:
+        start, stop = self.source.span(node)
+        return [binding for binding in every if start <= binding.start < stop]
 
     def _always(self, statement: cst.CSTNode, every: list[Binding]) -> bool:
         """Whether a statement binds the variable on every way through it."""
-        if not any(self._inside(statement, b) for b in every):
+        if not self._inside(statement, every):
             return False
         match statement:
             case cst.With():

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.facts.models import bare_models
+from migrate.facts.models import bare_models, models_of_optimizer
 from migrate.facts.program import DATA_PARALLEL
 from migrate.flow import Flow
 from migrate.names import Slot
@@ -63,15 +63,15 @@ def is_parallel(context: Context, source: Source, node: cst.CSTNode | None) -> b
 
 
 def is_sharded_optimizer(context: Context, source: Source, node: cst.CSTNode | None) -> bool:
-    """Whether an expression may be an optimizer of weights that are wrapped."""
-    facts = context.facts
+    """Whether an expression may be an optimizer of weights that are wrapped, or not seen."""
     made = {value.node for value in context.flow.made_by(source, node)}
-    for home, call in facts.optimizers:
-        if call in made:
-            models = facts.models_in(home, call)
-            if not models or models & (facts.wrapped | bare_values(context)):
-                return True
-    return False
+    parallel = context.facts.wrapped | bare_values(context)
+    models = [
+        models_of_optimizer(context.facts, home, call)
+        for home, call in context.facts.optimizers
+        if call in made
+    ]
+    return any(not each or each & parallel for each in models)
 
 
 def is_sharded_state(context: Context, source: Source, call: cst.Call) -> bool:

@@ -8,7 +8,6 @@ from functools import cached_property
 import libcst as cst
 
 from migrate.facts.program import Facts
-from migrate.facts.reaching import Reaching
 from migrate.source import Source
 from migrate.syntax import dotted, method_name, receiver
 from migrate.values import Function, Instance, Made
@@ -48,7 +47,7 @@ class Trained:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.flow = facts.flow
-        self.reaching = {s: Reaching(s, self.flow.names[s]) for s in facts.project.sources}
+        self.reaching = facts.reaching
 
     def is_trained(self, source: Source, target: cst.CSTNode) -> bool:
         """Whether a variable is a part of what `backward()` is called on."""
@@ -176,12 +175,18 @@ class Trained:
         return found
 
     def _assigned_in_class(self, source: Source, node: cst.CSTNode, text: str) -> list[cst.Assign]:
-        cls = source.class_of(node)
-        return [
-            assign
-            for assign in (source.inside(cls, cst.Assign) if cls else ())
-            if any(dotted(target.target) == text for target in assign.targets)
-        ]
+        return self._attributes.get((source.class_of(node), text), [])
+
+    @cached_property
+    def _attributes(self) -> dict[tuple[cst.ClassDef | None, str], list[cst.Assign]]:
+        """For each class and attribute, `self.x`, the assignments to it in the class."""
+        found: dict[tuple[cst.ClassDef | None, str], list[cst.Assign]] = {}
+        for source in self.facts.project.sources:
+            for cls in source.all(cst.ClassDef):
+                for assign in source.inside(cls, cst.Assign):
+                    for text in {dotted(target.target) or "" for target in assign.targets}:
+                        found.setdefault((cls, text), []).append(assign)
+        return found
 
     def _called(self, source: Source, call: cst.Call) -> Iterable[Function]:
         found = set(self.flow.callees.get(call, ()))

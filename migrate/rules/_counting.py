@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from migrate.rule import Context
-from migrate.rules._process import RANK, visible_devices
+from migrate.rules._process import names_own_number, visible_devices
 from migrate.source import Source
 from migrate.syntax import literal
 
@@ -34,7 +34,7 @@ def means_training(context: Context, source: Source, call: cst.Call) -> bool:
     if _counts_devices(source, call):
         return False
     operation = source.around(call, cst.BinaryOperation)
-    return not (operation and RANK.search(source.code(operation)))
+    return not (operation and names_own_number(source, operation))
 
 
 def _compares_with_one(source: Source, node: cst.Comparison, call: cst.Call) -> bool:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
-
 import libcst as cst
 
 from migrate.edit import Edit, Text
+from migrate.facts.main_process import names_rank
 from migrate.rule import Context
 from migrate.source import Source
 from migrate.syntax import method_name, receiver
 
-_RANK = re.compile(r"rank|is_main|is_master|devnull|main_process", re.I)
-
 
 def is_for_main(source: Source, path: cst.BaseExpression) -> bool:
     """Whether a path is chosen by rank already; told by the words in it."""
-    return bool(_RANK.search(source.code(path)))
+    return names_rank(source, path) or "devnull" in source.code(path)
 
 
 def main_path(

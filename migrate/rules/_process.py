@@ -1,7 +1,4 @@
-"""Questions that several rules about processes ask: what is printed, what uses a device.
-
-Names are a last resort: `RANK` recognises process numbers that the program keeps itself.
-"""
+"""Questions that several rules about processes ask: what is printed, what uses a device."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from migrate.facts.main_process import names_rank
 from migrate.facts.program import Facts
 from migrate.rule import Context
 from migrate.source import Source
 from migrate.syntax import argument, dotted, method_name, positional, string_value
 from migrate.values import Function
 
-RANK = re.compile(r"rank|current_device\(|get_device\(", re.I)
 SEEDS = re.compile(
     r"^(torch(\.random|\.cuda)?\.(manual_seed|manual_seed_all)|numpy\.random\.seed|random\.seed"
     r"|(transformers|accelerate|pytorch_lightning|lightning)(\.\w+)*\.(set_seed|seed_everything))$"
@@ -29,6 +26,7 @@ CLOCKS = re.compile(
     r"|numpy\.random\.(randint|choice))$"
 )
 """The external functions that give every process another value."""
+_OWN_DEVICE = re.compile(r"\b(current_device|get_device)\(")
 _CUDA = re.compile(r"^torch\.cuda\.(?!is_available$|is_initialized$|manual_seed(_all)?$|amp\.)")
 _DEFAULTS = re.compile(r"^torch\.(set_default_tensor_type|set_default_device)$")
 _FILES = re.compile(
@@ -41,7 +39,12 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 def short(source: Source, node: cst.CSTNode) -> str:
     """The text of a node on one line, cut where it is long."""
     code = source.one_line(node)
-    return code if len(code) < 60 else code[:57] + "..."
+    return code if len(code) <= 60 else code[:57] + "..."
+
+
+def names_own_number(source: Source, node: cst.CSTNode) -> bool:
+    """Whether a piece of code names the process's number, or that of its device."""
+    return names_rank(source, node) or bool(_OWN_DEVICE.search(source.code(node)))
 
 
 def is_output(call: cst.Call) -> bool:

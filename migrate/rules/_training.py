@@ -14,7 +14,7 @@ from migrate.facts.batchwise import batchwise as shared_batchwise
 from migrate.facts.leaving import Reductions
 from migrate.facts.models import bare_models
 from migrate.facts.program import DATA_PARALLEL, DISTRIBUTED, FUNCTIONAL
-from migrate.facts.reaching import Binding, Reaching
+from migrate.facts.reaching import Binding
 from migrate.facts.state import bare_values
 from migrate.flow import SAME_OBJECT
 from migrate.rule import Context
@@ -22,11 +22,6 @@ from migrate.source import Source
 from migrate.syntax import child_nodes, dotted, method_name, receiver
 from migrate.values import Class, Function, Instance, Made, Value, Values
 
-_MAIN = re.compile(
-    r"rank\w*(\(\))?\s*==\s*0|rank\w*(\(\))?\s*in\s*[\[({]\s*-1,\s*0|rank\w*(\(\))?\s*<\s*1"
-    r"|\bnot\s+[\w.]*rank\w*(\(\))?(?![\w.(=<>])|is_main|is_master|is_rank_?(zero|0)|(?<!from_)main_process|master_process"
-)
-_NO_RANK = re.compile(r"rank\w*\s*==\s*-\s*1", re.I)
 _NO_GRAPH = frozenset({"detach", "item", "numpy", "tolist", "size", "argmax", "backward", "shape"})
 _QUIET = re.compile(r"no_grad|inference_mode|set_grad_enabled\(False\)")
 _KNOWN: WeakKeyDictionary[Context, Training] = WeakKeyDictionary()
@@ -47,7 +42,7 @@ class Training:
         self.facts = context.facts
         self.flow = context.flow
         self.models: Values = context.facts.wrapped | bare_values(context)
-        self.reaching = {s: Reaching(s, context.flow.names[s]) for s in context.sources}
+        self.reaching = context.facts.reaching
 
     @cached_property
     def batchwise(self) -> Batchwise:
@@ -178,7 +173,7 @@ class Training:
         places: list[tuple[Source, cst.CSTNode]] = [
             (w.source, w.call)
             for w in self.facts.wraps
-            if not (w.functional or _without_processes(w.source, w.call))
+            if not (w.functional or self.facts.main_process.without_processes(w.source, w.call))
         ]
         places += self.facts.own_wraps
         places += [(b.source, b.statement) for b in bare_models(self.facts)]
@@ -274,43 +269,6 @@ class Training:
             return False
         seen.add(function)
         return any(self._each_step(s, call, seen) for s, call in self.calls_of(source, function))
-
-    # Where only one process comes
-
-    def main_guard(self, source: Source, node: cst.CSTNode) -> cst.If | None:
-        """The `if rank == 0:` around a node in its function."""
-        inner = node
-        for item in source.ancestors(node):
-            if isinstance(item, cst.FunctionDef):
-                return None
-            if isinstance(item, cst.If) and inner is item.body and is_main_test(source, item.test):
-                return item
-            inner = item
-        return None
-
-
-def is_main_test(source: Source, test: cst.BaseExpression) -> bool:
-    """Whether a condition holds in the main process only. Names are used: rank, is_main."""
-    code = source.code(test)
-    if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.Or):
-        return is_main_test(source, test.left) and is_main_test(source, test.right)
-    if isinstance(test, cst.UnaryOperation) and not re.match(r"not\s+[\w.]*rank", code):
-        return False
-    return bool(_MAIN.search(code))
-
-
-def _without_processes(source: Source, node: cst.CSTNode) -> bool:
-    """Whether a place is reached only if there are no processes: `if rank == -1:`."""
-    inner = node
-    for item in source.ancestors(node):
-        if (
-            isinstance(item, cst.If)
-            and inner is item.body
-            and _NO_RANK.search(source.code(item.test))
-        ):
-            return True
-        inner = item
-    return False
 
 
 def without_gradients(source: Source, node: cst.CSTNode) -> bool:

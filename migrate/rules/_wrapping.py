@@ -15,7 +15,7 @@ from migrate.syntax import dotted, method_name, receiver
 from migrate.values import Instance, Values
 
 CONVERT = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
-_CONVERTS = re.compile(r"convert_sync(_)?batchnorm|convert_syncbn_model")
+CONVERTS = re.compile(r"convert_sync(_)?batchnorm|convert_syncbn_model")
 
 
 def wrap_options(context: Context, values: Values) -> list[str]:
@@ -95,9 +95,9 @@ def synchronises(context: Context, wrap: Wrap) -> bool:
     if wrap.model is None or not may_have_batch_norm(context.facts, wrap.inner):
         return False
     inner = wrap.model if isinstance(wrap.model, cst.Call) else None
-    if inner is not None and _CONVERTS.search(context.facts.callee(wrap.source, inner) or ""):
+    if inner is not None and CONVERTS.search(context.facts.callee(wrap.source, inner) or ""):
         return False
-    for source, call in context.facts.calls_of(_CONVERTS.pattern):
+    for source, call in context.facts.calls_of(CONVERTS.pattern):
         if call.args and context.flow.of(source, call.args[0].value) & wrap.inner:
             return False
     return True

@@ -1,21 +1,35 @@
 """Gradients are accumulated over several batches before the weights change.
 
-Why it matters: it is exact as it stands, because gradients are averaged after every `backward()`.
-Only the last one before a step needs that, so time can be saved.
+Why it matters: gradients are averaged over the processes after every `backward()`. Only the last
+one before a step needs that; the others can add up what each process has of its own.
 
-Safety: nothing is edited.
+Safety: safe, the sum is the same but for rounding. It is edited only where the condition of the
+step is known before the forward pass and the same in all processes, and nothing else reads, changes
+or clears gradients; else the script stays as it is, which is exact and slower. Where gradients are
+sharded, those that are not averaged yet take the memory of the whole model's.
 
 Before::
 
+    model = nn.DataParallel(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step, inputs in enumerate(DataLoader(dataset, batch_size=8)):
         loss = model(inputs).mean() / 4
         loss.backward()
         if (step + 1) % 4 == 0:
             optimizer.step()
+            optimizer.zero_grad()
 
-Finding::
+After::
 
-    MG405 gradients are accumulated: exact as it is, but averaged after every backward()
+    model = nn.DataParallel(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, inputs in enumerate(DataLoader(dataset, batch_size=8)):
+        sync_gradients(model, (step + 1) % 4 == 0)
+        loss = model(inputs).mean() / 4
+        loss.backward()
+        if (step + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
 """
 
 from __future__ import annotations
@@ -24,10 +38,14 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from migrate.edit import Edit
 from migrate.finding import Applicability, Finding
 from migrate.rule import Context, Rule
-from migrate.source import Source
-from migrate.syntax import method_name
+from migrate.rules._accumulating import Choice, NotEdited, choice_in
+from migrate.rules._reducing_once import Plan, Planner
+from migrate.rules._training import training
+
+_BY_HAND = frozenset({"no_sync", "set_requires_gradient_sync", "sync_gradients"})
 
 
 class Accumulation(Rule):
@@ -38,50 +56,58 @@ class Accumulation(Rule):
 
     def check(self, context: Context) -> Iterator[Finding]:
         """One finding for every loop that does so."""
-        seen: set[cst.CSTNode] = set()
-        for source, call in context.facts.backwards:
-            for loop in context.facts.loops_around(source, call)[:1]:
-                if loop not in seen and _steps_rarely(source, loop) and not _is_done(source, loop):
-                    seen.add(loop)
-                    yield self._found(context, source, call)
+        choices = dict(_choices(context))
+        if not choices:
+            return
+        planner = Planner(context, list(choices.values()))
+        plans: dict[cst.Call, Plan] = {}
+        reasons: dict[cst.Call, str] = {}
+        for call, choice in choices.items():
+            try:
+                plans[call] = planner.plan(choice)
+            except NotEdited as reason:
+                reasons[call] = str(reason)
+        while left := planner.left_out(plans):
+            call, reasons[call] = left
+            del plans[call]
+        for call, choice in choices.items():
+            edits = plans[call].edits if call in plans else ()
+            yield self._found(context, choice, call, edits, reasons.get(call, ""))
 
-    def _found(self, context: Context, source: Source, call: cst.Call) -> Finding:
-        advice = (
-            "to save time, call model.set_requires_gradient_sync(False) before all but the last"
-        )
+    def _found(
+        self, context: Context, choice: Choice, call: cst.Call, edits: tuple[Edit, ...], reason: str
+    ) -> Finding:
+        place = choice.source, call
+        if edits:
+            message = "gradients are accumulated: averaged only in the last batch before each step"
+            if context.target.shards:
+                message += "; until then they are whole in memory"
+            return self.finding(*place, message, edits)
+        way = "call model.set_requires_gradient_sync(False) before all but the last"
         if context.target.has_wrapper:
-            advice = (
-                "to save time, run forward and backward of all but the last under model.no_sync()"
-            )
+            way = "run forward and backward of all but the last under model.no_sync()"
         return self.finding(
-            source,
-            call,
+            *place,
             "gradients are accumulated: exact as it is, but averaged after every backward()",
             applicability=Applicability.INFO,
-            advice=advice,
+            advice=f"to save time, {way}; not edited: {reason}",
         )
 
 
-def _steps_rarely(source: Source, loop: cst.For | cst.While) -> bool:
-    """Whether an optimizer's step stands under a condition on the number of the batch."""
-    for call in source.inside(loop.body, cst.Call):
-        if method_name(call) != "step":
-            continue
-        inside = [item for item in source.ancestors(call) if source.contains(loop.body, item)]
-        for item in inside:
-            if isinstance(item, cst.If) and _counts_batches(source, item, call):
-                return True
-    return False
+def _choices(context: Context) -> Iterator[tuple[cst.Call, Choice]]:
+    """The first `backward()` of each loop that accumulates, unless it is done by hand."""
+    seen: set[cst.CSTNode] = set()
+    for source, call in context.facts.backwards:
+        for loop in context.facts.loops_around(source, call)[:1]:
+            names = {_last(other) for other in source.inside(loop, cst.Call)}
+            if loop in seen or names & _BY_HAND or context.facts.definitions[source].is_own(call):
+                continue
+            seen.add(loop)
+            choice = choice_in(training(context), source, loop)
+            if choice is not None:
+                yield call, choice
 
 
-def _counts_batches(source: Source, item: cst.If, call: cst.Call) -> bool:
-    """`if (step + 1) % 4 == 0:` around a step, but not around the backward pass."""
-    operations = source.inside(item.test, cst.BinaryOperation)
-    is_every = any(isinstance(node.operator, cst.Modulo) for node in operations)
-    names = {method_name(other) for other in source.inside(item, cst.Call)}
-    return is_every and source.contains(item.body, call) and "backward" not in names
-
-
-def _is_done(source: Source, loop: cst.For | cst.While) -> bool:
-    names = {method_name(call) for call in source.inside(loop, cst.Call)}
-    return bool(names & {"no_sync", "set_requires_gradient_sync"})
+def _last(call: cst.Call) -> str:
+    func = call.func.attr if isinstance(call.func, cst.Attribute) else call.func
+    return func.value.rstrip("_") if isinstance(func, cst.Name) else ""

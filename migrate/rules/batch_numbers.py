@@ -37,8 +37,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import libcst as cst
-
 from migrate.edit import Edit, enclose
 from migrate.facts.batchwise import Batchwise
 from migrate.facts.batchwise import batchwise as shared_batchwise
@@ -46,6 +44,7 @@ from migrate.facts.kinds import Batch, Kind
 from migrate.facts.leaving import Reduction, Reductions
 from migrate.finding import Applicability, Effect, Finding
 from migrate.rule import Context, Rule
+from migrate.rules._process import short
 from migrate.source import Source
 
 
@@ -77,7 +76,7 @@ class BatchNumbers(Rule):
             closing = f", sharded={reduction.phase})"
         edits: list[Edit] = [*enclose(source, node, f"{name}(", closing), need]
         what = "averaged" if value.is_mean else "added up"
-        message = f"{_short(source, node)} is of a part of the batch: {what} over the processes"
+        message = f"{short(source, node)} is of a part of the batch: {what} over the processes"
         assumption = _assumption(batchwise, reduction, source.code(node))
         return self.finding(
             source,
@@ -91,8 +90,7 @@ class BatchNumbers(Rule):
     def _manual(self, context: Context, reduction: Reduction) -> Finding:
         source, node = reduction.source, reduction.node
         name, _ = context.helper(source, "global_mean" if reduction.value.is_mean else "global_sum")
-        code = _short(source, node)
-        shown = reduction.shown_only
+        code = short(source, node)
         advice = f"compute {name}({code}) before, where every process comes by, and use it here"
         if reduction.value.kind is Kind.METRIC:
             advice = "gather its inputs from all processes first, then compute it"
@@ -100,7 +98,7 @@ class BatchNumbers(Rule):
             source,
             node,
             f"{code} is of this process's part of the batch, {reduction.obstacle}",
-            applicability=Applicability.INFO if shown else Applicability.MANUAL,
+            applicability=Applicability.INFO if reduction.by_rank else Applicability.MANUAL,
             effect=Effect.SAME,
             advice=advice,
         )
@@ -114,8 +112,3 @@ def _assumption(batchwise: Batchwise, reduction: Reduction, code: str) -> str:
     if value.is_sum and None in known:
         return "the batches of this loop are dealt out to the processes"
     return ""
-
-
-def _short(source: Source, node: cst.CSTNode) -> str:
-    text = source.one_line(node)
-    return text if len(text) <= 60 else text[:57] + "..."

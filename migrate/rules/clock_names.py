@@ -116,7 +116,7 @@ def _by_all(context: Context, source: Source, call: cst.Call) -> bool:
             return False
         if isinstance(item, cst.FunctionDef | cst.Lambda):
             break
-    if facts.rank_guard(source, call) or facts.only_called_guarded(source, call):
+    if facts.main_process.is_by_rank(source, call):
         return False
     function = source.function_of(call)
     known = function is None or function in facts.training_functions

@@ -32,8 +32,8 @@ from migrate.edit import Edit, enclose
 from migrate.facts.batchwise import Batchwise
 from migrate.facts.batchwise import batchwise as shared_batchwise
 from migrate.facts.kinds import Kind
-from migrate.facts.leaving import Reductions
 from migrate.facts.losses import loss_maker, loss_reduction
+from migrate.facts.obstacles import Obstacles
 from migrate.finding import Applicability, Effect, Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source
@@ -70,7 +70,7 @@ class CountedMean(Rule):
         name, need = context.helper(source, "global_mean")
         code = source.one_line(node.right)
         message = f"the loss is divided by {code}, which differs between the processes"
-        obstacle = Reductions(context.facts, batchwise).obstacle(source, node)
+        obstacle = Obstacles(context.facts, batchwise).obstacle(source, node)
         if obstacle:
             advice = f"divide by {name}({code}), computed where every process comes by"
             return self.finding(source, node, message, effect=Effect.DIFFERENT, advice=advice)

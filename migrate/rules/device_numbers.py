@@ -31,7 +31,7 @@ import libcst as cst
 from migrate.edit import Edit, delete_statement, remove_argument, replace
 from migrate.finding import Applicability, Finding
 from migrate.rule import Context, Rule
-from migrate.rules._process import RANK, in_output, short
+from migrate.rules._process import in_output, names_own_number, short
 from migrate.source import Source
 from migrate.syntax import argument, method_name, receiver, string_value
 from migrate.values import External
@@ -155,7 +155,7 @@ def _texts(source: Source) -> Iterator[tuple[cst.BaseExpression, str]]:
 def _is_left(context: Context, source: Source, node: cst.CSTNode) -> bool:
     """Whether a numbered text is no device of this program's: printed, of a rank, of a load."""
     printed = in_output(source, node) or isinstance(source.parent(node), cst.Expr)
-    return printed or bool(RANK.search(source.code(node))) or _in_load(context, source, node)
+    return printed or names_own_number(source, node) or _in_load(context, source, node)
 
 
 def _in_load(context: Context, source: Source, node: cst.CSTNode) -> bool:
@@ -169,7 +169,7 @@ def _is_rank(context: Context, source: Source, node: cst.CSTNode) -> bool:
     """Whether a number is the process's own, or may be, in a program that has a group already."""
     if context.facts.process_groups and not isinstance(node, cst.Integer):
         return True
-    return bool(RANK.search(source.code(node)))
+    return names_own_number(source, node)
 
 
 def _is_index(context: Context, source: Source, node: cst.BaseExpression) -> bool:

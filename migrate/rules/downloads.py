@@ -56,7 +56,7 @@ class Downloads(Rule):
             if not _downloads(context, source, call):
                 continue
             function = source.function_of(call)
-            if facts.rank_guard(source, call) or facts.only_called_guarded(source, call):
+            if facts.main_process.is_by_rank(source, call):
                 continue
             if function and function.name.value in ("__getitem__", "__iter__", "forward"):
                 continue

@@ -206,7 +206,7 @@ def _is_in_try(source: Source, call: cst.Call) -> bool:
 
 def _is_alone(context: Context, source: Source, node: cst.CSTNode, seen: set[cst.CSTNode]) -> bool:
     """Whether only the main process may come to a place, or to a call of its function."""
-    if context.facts.rank_guard(source, node) or training(context).main_guard(source, node):
+    if context.facts.main_process.is_by_rank(source, node):
         return True
     function = source.function_of(node)
     if function is None or function in seen:

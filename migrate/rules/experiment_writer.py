@@ -22,13 +22,12 @@ After::
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import libcst as cst
 
 from migrate.edit import Edit, add_argument, enclose
-from migrate.facts.files import is_main_only, keep_to_main, whole_statement
+from migrate.facts.files import keep_to_main, whole_statement
 from migrate.finding import Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source
@@ -55,17 +54,17 @@ class ExperimentWriter(Rule):
         made: set[cst.CSTNode] = set()
         for source, call in context.facts.calls_of(_WRITERS):
             made.add(call)
-            if not is_main_only(context, source, call) and not _is_chosen(source, call):
+            if not context.facts.main_process.is_by_rank(source, call):
                 message = f"only the main process records with {source.code(call.func)}"
                 edits = _or_silent(context, source, call)
                 edits += _folder_reads(context, call)
                 yield self.finding(source, call, message, edits)
         for source, call in context.facts.calls_of(r"^wandb\.init$"):
-            if not is_main_only(context, source, call) and not _is_chosen(source, call):
+            if not context.facts.main_process.is_by_rank(source, call):
                 yield from self._wandb(context, source, call)
         for source, call in context.facts.calls_of(_MODULES):
-            is_done = isinstance(call.func, cst.Call) or _is_chosen(source, call)
-            if call in made or is_done or is_main_only(context, source, call):
+            is_done = isinstance(call.func, cst.Call)
+            if call in made or is_done or context.facts.main_process.is_by_rank(source, call):
                 continue
             message = f"leaves {source.code(call.func)} to the main process"
             alone = whole_statement(source, call) is not None
@@ -80,7 +79,7 @@ class ExperimentWriter(Rule):
         if given is not None and string_value(given.value) == "disabled":
             return
         if given is not None:
-            if re.search(r"rank|is_main|main_process", source.code(given.value), re.I):
+            if context.facts.main_process.asks(source, given.value):
                 return
             is_simple = isinstance(given.value, cst.Name | cst.Attribute | cst.SimpleString)
             before, after = ("", "") if is_simple or given.value.lpar else ("(", ")")
@@ -107,14 +106,6 @@ def _or_silent(context: Context, source: Source, call: cst.Call) -> list[Edit]:
     return [*enclose(source, call, before, after), need, need_silent]
 
 
-def _is_chosen(source: Source, call: cst.Call) -> bool:
-    """Whether a call stands in `call if rank == 0 else ...` already; told by the words in it."""
-    parent = source.parent(call)
-    if not isinstance(parent, cst.IfExp):
-        return False
-    return bool(re.search(r"rank|is_main|is_master|main_process", source.code(parent.test), re.I))
-
-
 def _folder_reads(context: Context, made: cst.Call) -> list[Edit]:
     """Where a writer's folder is read, all processes get the main one's."""
     edits: list[Edit] = []
@@ -127,6 +118,6 @@ def _folder_reads(context: Context, made: cst.Call) -> list[Edit]:
                 is_call = isinstance(around, cst.Call) and around.func is node
                 name, need = context.helper(source, "from_main_process")
                 whole = around if is_call and around is not None else node
-                if not is_main_only(context, source, node):
+                if not context.facts.main_process.is_by_rank(source, node):
                     edits += [*enclose(source, whole, f"{name}(", ")"), need]
     return edits

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from migrate.edit import Edit, add_argument, enclose
-from migrate.facts.files import Write, is_main_only, is_used, keep_to_main, writes
+from migrate.facts.files import Write, is_used, keep_to_main, writes
 from migrate.facts.folders import folder_saves
 from migrate.facts.state import is_parallel
 from migrate.finding import Finding
@@ -43,9 +43,10 @@ class FileWrite(Rule):
 
     def check(self, context: Context) -> Iterator[Finding]:
         """One finding for every call that is not yet left to one process."""
+        by_rank = context.facts.main_process.is_by_rank
         for write in writes(context):
             is_folder = write.call in folder_saves(context)
-            if not is_folder and not is_main_only(context, write.source, write.call):
+            if not is_folder and not by_rank(write.source, write.call):
                 yield self._write(context, write)
 
     def _write(self, context: Context, write: Write) -> Finding:

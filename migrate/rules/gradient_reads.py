@@ -29,7 +29,7 @@ import libcst as cst
 
 from migrate.edit import Edit, enclose
 from migrate.facts.batchwise import batchwise as shared_batchwise
-from migrate.facts.leaving import Reductions
+from migrate.facts.obstacles import Obstacles
 from migrate.finding import Effect, Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source
@@ -69,23 +69,23 @@ class GradientReads(Rule):
         """One finding for every norm that is used and every gradient that is looked at."""
         if not context.target.shards:
             return
-        reductions = Reductions(context.facts, shared_batchwise(context.facts))
+        obstacles = Obstacles(context.facts, shared_batchwise(context.facts))
         for source, call in context.facts.calls_of(_CLIP):
             if _is_used(context, source, call) and _of_wrapped(context, source, call):
-                yield self._read(context, source, call, reductions)
+                yield self._read(context, source, call, obstacles)
         for source in context.sources:
             for node in source.all(cst.Attribute):
                 is_part = node.attr.value in ("grad", "data")
                 is_read = is_part and _is_looked_at(context, source, node)
                 if is_read and _is_weight_of_wrapped(context, source, node.value):
-                    yield self._read(context, source, node, reductions)
+                    yield self._read(context, source, node, obstacles)
 
     def _read(
-        self, context: Context, source: Source, node: cst.BaseExpression, reductions: Reductions
+        self, context: Context, source: Source, node: cst.BaseExpression, obstacles: Obstacles
     ) -> Finding:
         name, need = context.helper(source, "whole")
         code = source.one_line(node)
-        obstacle = reductions.obstacle(source, node)
+        obstacle = obstacles.obstacle(source, node)
         if obstacle:
             return self.finding(
                 source,

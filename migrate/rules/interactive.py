@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.facts.files import is_main_only, is_used, keep_to_main
+from migrate.facts.files import is_used, keep_to_main
 from migrate.finding import Effect, Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source
@@ -48,8 +48,9 @@ class Interactive(Rule):
             if _is_reached(context, source, call):
                 message = "stops for the debugger, which under torchrun has no keyboard"
                 yield self.finding(source, call, message, advice="remove it")
+        by_rank = context.facts.main_process.is_by_rank
         for source, call in context.facts.calls_of(_SHOWS):
-            is_done = isinstance(call.func, cst.Call) or is_main_only(context, source, call)
+            is_done = isinstance(call.func, cst.Call) or by_rank(source, call)
             if not is_done and not is_used(source, call):
                 message = f"leaves {source.code(call.func)} to the main process"
                 yield self.finding(source, call, message, keep_to_main(context, source, call))

@@ -29,7 +29,7 @@ import libcst as cst
 from migrate.edit import remove_argument, replace, set_argument
 from migrate.finding import Applicability, Finding
 from migrate.rule import Context, Rule
-from migrate.rules._process import RANK, short
+from migrate.rules._process import names_own_number, short
 from migrate.source import Source
 from migrate.syntax import argument, has_star, method_name
 
@@ -67,7 +67,7 @@ class LoadLocation(Rule):
         self, source: Source, call: cst.Call, location: cst.BaseExpression
     ) -> Iterator[Finding]:
         code = source.code(location)
-        if RANK.search(code):
+        if names_own_number(source, location):
             return
         message = f"{short(source, location)} becomes the process's own device"
         if isinstance(location, cst.Lambda):

@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from migrate.facts.files import is_main_only, keep_to_main
+from migrate.facts.files import keep_to_main
 from migrate.finding import Finding
 from migrate.rule import Context, Rule
 from migrate.rules._opening import is_for_main, main_path
@@ -44,7 +44,7 @@ class LogFile(Rule):
         """One finding for every handler that opens a file."""
         for source, call in context.facts.calls_of(r"^logging\.|^loguru\.logger\.add$"):
             name = context.facts.callee(source, call) or ""
-            if is_main_only(context, source, call):
+            if context.facts.main_process.is_by_rank(source, call):
                 continue
             path = argument(call, "filename", None if name.endswith("basicConfig") else 0)
             if name == "loguru.logger.add":

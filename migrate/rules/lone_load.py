@@ -47,7 +47,7 @@ class LoneLoad(Rule):
             if method_name(call) not in _CHANGES or of is None:
                 continue
             is_parallel = know.is_model(source, of) and know.is_after_wrap(source, call)
-            if is_parallel and know.main_guard(source, call) is not None:
+            if is_parallel and context.facts.main_process.only_main(source, call):
                 yield self.finding(
                     source, call, f"{source.code(call.func)}(…) changes the weights of one process "
                     "only", effect=Effect.DIFFERENT,

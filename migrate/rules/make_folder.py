@@ -29,7 +29,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, replace, set_argument
-from migrate.facts.files import is_main_only, is_path, is_used, keep_to_main
+from migrate.facts.files import is_path, is_used, keep_to_main
 from migrate.finding import Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source
@@ -53,7 +53,7 @@ class MakeFolder(Rule):
                 continue
             if _allows(call, name) or _is_tried(source, call) or has_star(call):
                 continue
-            if not is_main_only(context, source, call):
+            if not context.facts.main_process.is_by_rank(source, call):
                 yield self._make(context, source, call, name)
 
     def _make(self, context: Context, source: Source, call: cst.Call, name: str | None) -> Finding:

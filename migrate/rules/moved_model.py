@@ -59,9 +59,14 @@ class MovedModel(Rule):
         is_cpu = name == "cpu" or (name == "to" and _names_cpu(source, call))
         if of is None or not (is_cpu or name in _TYPES) or not _is_parallel(know, source, of):
             return
+        around = source.parent(call)
+        if isinstance(around, cst.Attribute) and around.attr.value == "float":
+            return  # rounds the weights, and leaves their type
         each_step = know.runs_each_step(source, call)
         if not each_step and (is_cpu or not know.is_after_wrap(source, call)):
             return
+        if not (each_step or is_cpu or name == "double") and know.context.target.half_precision:
+            return  # MG408's
         code, model = source.code(call), base_of(of) or "model"
         when = "between training steps" if each_step else "that is trained afterwards"
         advice = f"{name}() the model before it is made parallel"

@@ -28,7 +28,7 @@ import libcst as cst
 
 from migrate.finding import Effect, Finding
 from migrate.rule import Context, Rule
-from migrate.rules._training import Training, is_main_test, training
+from migrate.rules._training import Training, training
 from migrate.source import Source
 from migrate.syntax import dotted, method_name
 
@@ -36,7 +36,6 @@ _COLLECTIVE = re.compile(
     r"^torch\.distributed\.(barrier|monitored_barrier|all_reduce|all_gather\w*|broadcast\w*|reduce"
     r"|reduce_scatter\w*|gather\w*|scatter\w*|all_to_all\w*)$"
 )
-_WORDS = re.compile(r"rank|main|master", re.I)
 _OWN = ("wait_for_everyone", "from_main_process", "global_sum", "global_mean", "full_state",
         "on_any_process", "on_every_process", "share_weights")  # fmt: skip
 
@@ -50,11 +49,9 @@ class OneProcess(Rule):
     def check(self, context: Context) -> Iterator[Finding]:
         """One finding for every call."""
         know = training(context)
-        if not self._has_ranks(context):
-            return
         own = _own_calls(context)
         for source, call in context.facts.calls():
-            if not _only_main(context, know, source, call):
+            if not context.facts.main_process.only_main(source, call):
                 continue
             what = _waits(context, know, source, call, own)
             if what is not None and not _has_counterpart(context, source, call):
@@ -65,57 +62,18 @@ class OneProcess(Rule):
                     "only what prints or writes files under it",
                 )  # fmt: skip
 
-    @staticmethod
-    def _has_ranks(context: Context) -> bool:
-        return any(
-            _WORDS.search(source.code(statement.test))
-            for source in context.sources
-            for statement in source.all(cst.If)
-        )
-
-
-def _only_main(context: Context, know: Training, source: Source, call: cst.Call) -> bool:
-    """Whether a call is reached by one process only, by what stands around or above it."""
-    if know.main_guard(source, call) is not None:
-        return True
-    inner: cst.CSTNode = call
-    for item in source.ancestors(call):
-        if isinstance(item, cst.FunctionDef | cst.Module):
-            return False
-        body: list[cst.CSTNode] = list(item.body) if isinstance(item, cst.IndentedBlock) else []
-        for above in body[: body.index(inner)] if inner in body else []:
-            if isinstance(above, cst.If) and _sends_away(source, above):
-                return True
-        inner = item
-    return False
-
 
 def _has_counterpart(context: Context, source: Source, call: cst.Call) -> bool:
     """Whether the others call the same under another condition: the main process goes first."""
-    name = context.facts.callee(source, call) or ""
+    room = context.facts.main_process
+    name = context.facts.callee(source, call)
     function = source.function_of(call) or source.module
-    for other in source.inside(function, cst.Call):
-        if other is not call and name and context.facts.callee(source, other) == name:
-            around = source.around(other, cst.If)
-            if around is None or not _WORDS.search(source.code(around.test)):
-                continue
-            is_other = source.contains(around.orelse or call, other)
-            if is_other or not is_main_test(source, around.test):
-                return True
-    return False
-
-
-def _sends_away(source: Source, statement: cst.If) -> bool:
-    """`if rank != 0: return`."""
-    code = source.code(statement.test)
-    is_other = re.fullmatch(
-        r"[\w.]*rank\w*(\(\))?\s*(!=\s*0|>\s*0)|not\s+[\w.]*is_(main|master)\w*\(\)", code
+    return name is not None and any(
+        context.facts.callee(source, other) == name
+        and room.is_by_rank(source, other)
+        and not room.only_main(source, other)
+        for other in source.inside(function, cst.Call)
     )
-    leaves = isinstance(statement.body, cst.IndentedBlock | cst.SimpleStatementSuite) and (
-        bool(source.inside(statement.body, cst.Return))
-        or bool(source.inside(statement.body, cst.Continue))
-    )
-    return bool(is_other and leaves and statement.orelse is None)
 
 
 def _own_calls(context: Context) -> set[cst.Call]:

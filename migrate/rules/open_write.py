@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.facts.files import is_main_only, opened
+from migrate.facts.files import opened
 from migrate.finding import Finding
 from migrate.rule import Context, Rule
 from migrate.rules._opening import is_for_main, main_path
@@ -52,7 +52,8 @@ class OpenForWriting(Rule):
             place = opened(context, source, call)
             if place is None or not re.search(r"[wax+?]", place[1]):
                 continue
-            if not is_for_main(source, place[0]) and not is_main_only(context, source, call):
+            by_rank = context.facts.main_process.is_by_rank(source, call)
+            if not by_rank and not is_for_main(source, place[0]):
                 yield from self._open(context, source, call, *place)
 
     def _archive(self, context: Context, source: Source, call: cst.Call) -> Iterator[Finding]:
@@ -62,7 +63,7 @@ class OpenForWriting(Rule):
         written = (
             _ARCHIVE.match(name) and mode and re.search("[wax+]", string_value(mode.value) or "")
         )
-        if written and call.args and not is_main_only(context, source, call):
+        if written and call.args and not context.facts.main_process.is_by_rank(source, call):
             message = (
                 f"every process opens {source.code(call.args[0].value)} with {name} for writing"
             )

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.facts.files import is_main_only, whole_statement
+from migrate.facts.files import whole_statement
 from migrate.finding import Effect, Finding
 from migrate.rule import Context, Rule
 from migrate.rules._training import training
@@ -52,7 +52,7 @@ class OtherProcesses(Rule):
                 yield from self._spawn(context, source, call)
                 continue
             is_command = _COMMAND.match(name) and whole_statement(source, call) is not None
-            if not is_command or is_main_only(context, source, call):
+            if not is_command or context.facts.main_process.is_by_rank(source, call):
                 continue
             if self._trains(context, source, call):
                 yield self._command(context, source, call)

@@ -161,7 +161,7 @@ _QUIET_METHODS = frozenset(
 
 def _trains(know: Training, source: Source, call: cst.Call) -> bool:
     """Whether a call's result is trained on: in a training loop, with gradients."""
-    if without_gradients(source, call) or know.main_guard(source, call):
+    if without_gradients(source, call) or know.facts.main_process.only_main(source, call):
         return False
     loops = know.facts.loops_around(source, call)
     function = source.function_of(call)

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from migrate.facts.files import is_main_only, is_used, keep_to_main
+from migrate.facts.files import is_used, keep_to_main
 from migrate.finding import Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source
@@ -43,16 +43,17 @@ class PrintCall(Rule):
 
     def check(self, context: Context) -> Iterator[Finding]:
         """One finding for every file that prints, and for every other line on the screen."""
+        by_rank = context.facts.main_process.is_by_rank
         for source in context.sources:
             calls = [c for s, c in context.facts.calls() if s is source and _prints(context, s, c)]
-            calls = [call for call in calls if not is_main_only(context, source, call)]
+            calls = [call for call in calls if not by_rank(source, call)]
             if calls and not _is_settled(context, source):
                 _, need = context.helper(source, "print")
                 times = "once" if len(calls) == 1 else f"in {len(calls)} places"
                 message = f"only the main process prints (this file does {times})"
                 yield self.finding(source, calls[0], message, [need])
         for source, call in context.facts.calls_of(_SCREEN):
-            is_done = isinstance(call.func, cst.Call) or is_main_only(context, source, call)
+            is_done = isinstance(call.func, cst.Call) or by_rank(source, call)
             if not is_done and not is_used(source, call):
                 message = f"leaves {source.code(call.func)} to the main process"
                 yield self.finding(source, call, message, keep_to_main(context, source, call))

@@ -28,8 +28,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, add_argument, enclose, replace
-from migrate.facts.files import is_main_only, keep_to_main
-from migrate.facts.state import bindings
+from migrate.facts.files import keep_to_main
 from migrate.finding import Finding
 from migrate.rule import Context, Rule
 from migrate.source import Source
@@ -41,7 +40,6 @@ _BARS = re.compile(
 )
 _WRITES = re.compile(r"^tqdm(\.\w+)?\.tqdm\.write$")
 _OTHER_BARS = re.compile(r"^(progressbar2?\.|fastprogress\.|progress\.bar\.)")
-_RANK = re.compile(r"rank|is_main|is_master|main_process", re.I)
 
 
 class ProgressBar(Rule):
@@ -54,7 +52,7 @@ class ProgressBar(Rule):
         """One finding for every bar, and for every line written above one."""
         for source, call in context.facts.calls_of(r"^(tqdm|rich|alive_progress|progress|fastp)"):
             name = context.facts.callee(source, call) or ""
-            if is_main_only(context, source, call):
+            if context.facts.main_process.is_by_rank(source, call):
                 continue
             if _BARS.match(name):
                 yield from self._bar(context, source, call)
@@ -72,7 +70,7 @@ class ProgressBar(Rule):
         stars = [arg for arg in call.args if arg.star == "**"]
         edits: list[Edit] = [need]
         if given is not None:
-            if literal(given.value) is True or _is_by_rank(context, source, given.value):
+            if literal(given.value) is True or context.facts.main_process.asks(source, given.value):
                 return
             edits += _either(source, given.value, f"not {main}()")
         elif stars:
@@ -94,11 +92,3 @@ def _either(source: Source, given: cst.BaseExpression, other: str) -> list[Edit]
     if given.lpar:
         return [replace(source, given, f"{source.code(given)} or {other}")]
     return [*enclose(source, given, "", f" or {other}")]
-
-
-def _is_by_rank(context: Context, source: Source, given: cst.BaseExpression) -> bool:
-    """Whether a switch is by rank already, told by the words in it and in its assignments."""
-    texts = [source.code(given)]
-    if isinstance(given, cst.Name):
-        texts += [home.code(value) for home, value in bindings(context, source, given)]
-    return any(_RANK.search(text) for text in texts)

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, insert_before
-from migrate.facts.files import is_main_only, opened, reaching, reads, writes
+from migrate.facts.files import opened, reaching, reads, writes
 from migrate.facts.folders import folder_saves, path_keys
 from migrate.finding import Finding
 from migrate.project import main_guard
@@ -52,7 +52,8 @@ class ReadBack(Rule):
         written = list(_writes(context))
         for read in reads(context):
             source, call, path = read
-            if _is_in_worker(context, source, call) or is_main_only(context, source, call):
+            by_rank = context.facts.main_process.is_by_rank(source, call)
+            if by_rank or _is_in_worker(context, source, call):
                 continue
             keys = path_keys(context, source, path)
             same = [write for write in written if keys & path_keys(context, write[0], write[2])]

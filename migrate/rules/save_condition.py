@@ -30,8 +30,9 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, enclose
-from migrate.facts.files import is_main_only, reaching
+from migrate.facts.files import reaching
 from migrate.facts.folders import folder_saves, folder_states
+from migrate.facts.main_process import names_rank
 from migrate.facts.state import bindings, is_sharded_state, saved_states
 from migrate.finding import Finding
 from migrate.rule import Context, Rule
@@ -40,7 +41,7 @@ from migrate.syntax import dotted, literal
 
 _ORDER = (cst.LessThan, cst.LessThanEqual, cst.GreaterThan, cst.GreaterThanEqual)
 _COUNTING = frozenset({"range", "enumerate", "tqdm", "trange", "len", "int", "min", "max"})
-_SHARED = re.compile(r"rank|is_main|is_master|main_process|all_reduce|global_(sum|mean)", re.I)
+_SHARED = re.compile(r"main_process|all_reduce|global_(sum|mean)")
 
 
 class SaveCondition(Rule):
@@ -64,7 +65,7 @@ class SaveCondition(Rule):
     def _decide(
         self, context: Context, source: Source, test: cst.BaseExpression
     ) -> Iterator[Finding]:
-        if is_main_only(context, source, test):
+        if context.facts.main_process.is_by_rank(source, test):
             return
         name, need = context.helper(source, "from_main_process")
         edits: list[Edit] = [*enclose(source, test, f"{name}(", ")"), need]
@@ -94,7 +95,7 @@ def _conditions(source: Source, node: cst.CSTNode) -> Iterator[cst.BaseExpressio
 
 def _may_differ(context: Context, source: Source, test: cst.BaseExpression, depth: int = 0) -> bool:
     """Whether a condition compares what processes measure."""
-    if _SHARED.search(source.code(test)) or depth > 3:
+    if names_rank(source, test) or _SHARED.search(source.code(test)) or depth > 3:
         return False
     for comparison in source.inside(test, cst.Comparison):
         targets = comparison.comparisons

@@ -34,7 +34,6 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Edit, Text, enclose, replace
-from migrate.facts.files import is_main_only
 from migrate.facts.folders import folder_saves, folder_states, is_gathered
 from migrate.facts.state import is_sharded_state, is_wrapper, saved_states
 from migrate.facts.wrappers import is_unwrapped
@@ -89,7 +88,7 @@ class SavedState(Rule):
         if is_gathered(context, source, call):
             return
         shown = source.code(receiver(call))  # type: ignore[arg-type]
-        if is_main_only(context, source, call):
+        if context.facts.main_process.is_by_rank(source, call):
             message = f"only one process reads the state of {shown}, which all hold a part of"
             advice = f"call full_state({source.code(call)}) in all processes, before the condition"
             yield self.finding(source, call, message, advice=advice)

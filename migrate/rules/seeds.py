@@ -37,7 +37,7 @@ from migrate.edit import insert_before
 from migrate.facts.models import bare_models
 from migrate.finding import Applicability, Effect, Finding
 from migrate.rule import Context, Rule
-from migrate.rules._process import RANK, SEEDS
+from migrate.rules._process import SEEDS, names_own_number
 from migrate.source import Source
 from migrate.syntax import block_statements
 
@@ -59,7 +59,7 @@ class Seeds(Rule):
         """The place where the processes part, and seeding inside the training."""
         facts = context.facts
         seeds = facts.calls_of(SEEDS.pattern)
-        if not seeds or any(RANK.search(source.code(call)) for source, call in seeds):
+        if not seeds or any(names_own_number(source, call) for source, call in seeds):
             return
         for source, call in seeds:
             if any(facts.reaches_backward(source, loop.body)

@@ -81,13 +81,12 @@ class StopCondition(Rule):
             return
         name, need = context.helper(source, "from_main_process")
         inner: cst.CSTNode = source.parent(test) or test
+        by_rank = context.facts.main_process.is_by_rank(source, test)
         for item in source.ancestors(inner):
-            is_random = isinstance(item, cst.If) and (
-                know.main_guard(source, test) or know.batchwise.of(source, item.test).origins
-            )
+            is_random = isinstance(item, cst.If) and know.batchwise.of(source, item.test).origins
             if isinstance(item, cst.FunctionDef):
                 break
-            if is_random or isinstance(item, cst.ExceptHandler):
+            if by_rank or is_random or isinstance(item, cst.ExceptHandler):
                 yield self.finding(
                     source, test, f"{code} depends on {what}, and not every process asks",
                     effect=Effect.UNKNOWN,

@@ -32,6 +32,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from migrate.edit import Text
+from migrate.facts.main_process import is_rank_name
 from migrate.finding import Effect, Finding
 from migrate.names import parameters
 from migrate.rule import Context, Rule
@@ -42,7 +43,7 @@ _TELLS = re.compile(
     r"^torch\.distributed\.(is_initialized|is_available|get_rank|get_world_size)$"
     r"|^torch\.cuda\.is_available$"
 )
-_RANK = re.compile(r"rank|is_main|is_master|main_process|is_dist|is_initialized", re.I)
+_HAS_GROUP = re.compile(r"is_dist|is_initialized", re.I)
 
 
 class UncalledCondition(Rule):
@@ -86,6 +87,9 @@ def _is_uncalled(context: Context, source: Source, node: cst.BaseExpression) -> 
     value = next(iter(values))
     if isinstance(value, External):
         return bool(_TELLS.match(value.name))
-    if not isinstance(value, Function) or not _RANK.search(value.node.name.value):
+    if not isinstance(value, Function):
+        return False
+    name = value.node.name.value
+    if not is_rank_name(name) and not _HAS_GROUP.search(name):
         return False
     return all(p.default is not None or p.star for p in parameters(value.node))

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 from migrate.finding import Applicability, Finding
 from migrate.rule import Context, Rule
-from migrate.rules._process import RANK, VISIBLE, visible_devices
+from migrate.rules._process import VISIBLE, names_own_number, visible_devices
 from migrate.syntax import string_value
 
 
@@ -42,7 +42,7 @@ class VisibleDevices(Rule):
             names = [name for name in (text or "").split(",") if name.strip()]
             if text is not None and (not names or names == ["-1"]):
                 continue
-            if text is None and RANK.search(source.code(value)):
+            if text is None and names_own_number(source, value):
                 if not context.facts.process_groups:
                     yield self.finding(
                         source, node, "each process would see one device, and choose by number",

@@ -39,7 +39,7 @@ import libcst as cst
 from migrate.edit import Edit, enclose
 from migrate.finding import Finding
 from migrate.rule import Context, Rule
-from migrate.rules._process import RANK, SEEDS
+from migrate.rules._process import SEEDS, names_own_number
 from migrate.source import Source
 from migrate.syntax import argument
 from migrate.values import Function
@@ -62,7 +62,7 @@ class WorkerSeeds(Rule):
                 if function in done or _DIFFERS.search(source.code(function)):
                     continue
                 done.add(function)
-                if not RANK.search(source.code(function)):
+                if not names_own_number(source, function):
                     yield from self._seeds(context, source, function)
 
     def _seeds(self, context: Context, source: Source, function: cst.CSTNode) -> Iterator[Finding]:

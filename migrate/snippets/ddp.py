@@ -24,3 +24,13 @@ def share_weights(model):
     if dist.is_initialized():
         for tensor in itertools.chain(model.parameters(), model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
+
+
+def sync_gradients(model, now):
+    """Whether `model`'s next `backward()` averages its gradients, or only adds them up.
+
+    It takes effect with the forward pass. What was added up is averaged with the next that is.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            module.require_backward_grad_sync = now  # no_sync() around both passes does this

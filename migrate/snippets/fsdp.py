@@ -9,10 +9,15 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from migrate.snippets.common import from_main_process, is_main_process, wait_for_everyone
+from migrate.snippets.common import (
+    from_main_process,
+    is_main_process,
+    process_count,
+    wait_for_everyone,
+)
 
 
 def shard_model(model, blocks=()):
@@ -24,11 +29,43 @@ def shard_model(model, blocks=()):
         model = model.cuda()
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         dist.broadcast(tensor.detach(), src=0)
-    for module in list(model.modules()):
-        if module is not model and type(module).__name__ in blocks:
-            fully_shard(module)
+    # With half precision (see compute_in) the sharded weights stay in full precision.
+    dtype = next((m.computes_in for m in model.modules() if hasattr(m, "computes_in")), None)
+    policy = MixedPrecisionPolicy(dtype, dtype and torch.float32, cast_forward_inputs=False)
+    for module in reversed(list(model.modules())[1:]):  # those inside others come first
+        if type(module).__name__ in blocks:
+            fully_shard(module, mp_policy=policy)
+        elif dtype and any(x.dtype == torch.float32 for x in module.buffers(recurse=False)):
+            fully_shard(module)  # BatchNorm that was cast back from half precision
     # Resharded after every forward: a forward without backward would leave stale weights.
-    return fully_shard(model, reshard_after_forward=True)
+    return fully_shard(model, mp_policy=policy, reshard_after_forward=True)
+
+
+def compute_in(model, dtype):
+    """`model.to(dtype)`; where several processes shard it, for computing only.
+
+    The optimizer then trains weights in full precision.
+    """
+    if dtype == torch.float32:
+        return model.to(dtype)
+    model.computes_in = dtype
+    if process_count() == 1:
+        return model.to(dtype)
+    for module in model.float().modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if torch.is_floating_point(buffer):
+                setattr(module, name, buffer.to(dtype))
+    return model
+
+
+def sync_gradients(model, now):
+    """Whether `model`'s next `backward()` averages its gradients, or only adds them up.
+
+    Until they are averaged, every process holds whole ones, which `zero_grad()` does not reach.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_requires_gradient_sync(now, recurse=False)
 
 
 def whole(tensor):

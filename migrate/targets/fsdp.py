@@ -11,8 +11,7 @@ TARGET = Target(
     wrap="shard_model",
     has_wrapper=False,
     shards=True,
-    half_precision="keep the weights as they are and give fully_shard, in shard_model, "
-    "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)",
+    half_precision="compute_in",
     other_methods="after the model is sharded: torch.distributed.fsdp.register_fsdp_forward_method("
     "{model}, {method!r})",
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from scripts import TARGETS, cases, contents
-from shim.launch import run_original, run_torchrun
+from verifying import start, start_several
 
 from migrate.api import rewrite
 from migrate.rule import Options
@@ -169,7 +169,7 @@ def test_parts_give_what_the_whole_gives(count: int, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What the program prints about its evaluation."""
-    run = run_original(CASE.entry, CASE.arguments(), tmp_path_factory.mktemp("original"))
+    run = start(CASE.entry, CASE.arguments(), tmp_path_factory.mktemp("original"))
     return evaluation(run.stdout)
 
 
@@ -184,7 +184,7 @@ def test_a_program_prints_the_same_numbers(target: str, printed: list[str], tmp_
     text = content.decode().replace(LAYERS, f"{LAYERS}{SHOW}", 1)
     script = tmp_path / "train.py"
     script.write_text(text)
-    run = run_torchrun(script, CASE.arguments(target), tmp_path)
+    run = start_several(script, CASE.arguments(target), tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
     assert evaluation(run.stdout) == printed
     rows = [line for line in run.stdout.splitlines() if line.startswith("rows")]

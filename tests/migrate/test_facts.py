@@ -1,4 +1,4 @@
-"""What a training program consists of: wraps, optimizers, steps, loaders, guards."""
+"""What a training program consists of: wraps, optimizers, steps, loaders."""
 
 from __future__ import annotations
 
@@ -171,58 +171,6 @@ def test_the_loops_around_a_node_stay_in_its_function() -> None:
     found = facts("for a in x:\n    def f():\n        while b:\n            for c in d: g()\n")
     source, node = call(found, "g")
     assert [type(loop) for loop in found.loops_around(source, node)] == [cst.For, cst.While]
-
-
-# Rank guards
-
-
-@pytest.mark.parametrize(
-    ("guard", "is_guard"),
-    [
-        ("if rank == 0:", True),
-        ("if args.local_rank in (-1, 0):", True),
-        ("if dist.get_rank() == 0:", True),
-        ("if not dist.is_initialized() or dist.get_rank() == 0:", True),
-        ("if is_main_process():", True),
-        ("if self.is_master:", True),
-        ("if accelerator.is_main_process:", True),
-        ("if int(os.environ['RANK']) == 0:", True),
-        ("if epoch % 2 == 0:", False),
-        ("if args.gpu == 0:", False),
-        ("for rank in ranks:", False),
-        ("while rank:", False),
-    ],
-)
-def test_rank_guards(guard: str, is_guard: bool) -> None:
-    found = facts(f"{guard}\n    if x:\n        save()\n")
-    source, node = call(found, "save")
-    assert (found.rank_guard(source, node) is not None) is is_guard
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "if rank == 0:\n    pass\nelse:\n    save()",
-        "if rank == 0:\n    def f():\n        save()",
-        "if rank == save():\n    pass",
-        "if ranking:\n    save()",
-        "if args.low_rank:\n    save()",
-    ],
-)
-def test_what_is_no_rank_guard(code: str) -> None:
-    found = facts(f"{code}\n")
-    source, node = call(found, "save")
-    assert found.rank_guard(source, node) is None
-
-
-def test_a_function_that_is_only_called_under_guards_is_guarded() -> None:
-    code = "def save():\n    write()\nif rank == 0:\n    save()\n"
-    found = facts(code)
-    assert found.only_called_guarded(*call(found, "write"))
-    found = facts(code + "save()\n")
-    assert not found.only_called_guarded(*call(found, "write"))
-    found = facts("def save():\n    write()\n")
-    assert not found.only_called_guarded(*call(found, "write"))
 
 
 # Loaders

@@ -98,9 +98,10 @@ def test_the_verdict_is_about_the_worst_effect(effects: list[Effect], start: str
 
 
 def test_the_verdict_says_what_was_changed_on_purpose_and_how_much_is_left() -> None:
-    assert verdict(result(replace(SAFE, effect=Effect.BETTER))).endswith(
-        "not of one device's part."
-    )
+    better = replace(SAFE, effect=Effect.BETTER)
+    norms, half = replace(better, code="MG203"), replace(better, code="MG408")
+    assert verdict(result(norms)).endswith("not of one device's part.")
+    assert verdict(result(norms, half)).endswith("device's part; changed on purpose: MG408.")
     assert verdict(result(MANUAL, MANUAL)).endswith("; 2 places for a human to look at.")
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import REPO
 from scripts import Case, cases, contents
-from shim.launch import run_original, run_single, run_torchrun
+from verifying import start, start_several
 
 from ckpt.api import open_checkpoint
 from migrate.api import rewrite
@@ -144,15 +144,15 @@ def test_a_real_script_goes_on_from_its_folder_and_from_an_old_file(
     for name, content in contents(case, result).items():
         (source / name).write_bytes(content)
     script, args, more = source / case.entry.name, case.facts["args"], case.facts["resume_args"]
-    assert run_original(case.entry, args, before).returncode == 0
-    run = run_torchrun(script, args, now)
+    assert start(case.entry, args, before).returncode == 0
+    run = start_several(script, args, now)
     assert run.returncode == 0, run.stderr
     assert not run.written_by_several()
     shutil.copytree(before, later)
-    assert run_original(case.entry, more, before).returncode == 0
+    assert start(case.entry, more, before).returncode == 0
     saved = case.facts["checkpoint"]
     for folder in (now, later):
-        run = run_torchrun(script, more, folder)
+        run = start_several(script, more, folder)
         assert run.returncode == 0, run.stderr
         assert (folder / saved).is_dir()
         old = torch.load(before / saved, weights_only=False)
@@ -160,4 +160,5 @@ def test_a_real_script_goes_on_from_its_folder_and_from_an_old_file(
         assert list(new) == list(old)
         key = case.facts["weights"]
         torch.testing.assert_close(new[key], dict(old[key]), atol=1e-5, rtol=1e-4)
-    assert run_single(script, [*more[:1], str(int(more[1]) + 2), *more[2:]], now).returncode == 0
+    last = [*more[:1], str(int(more[1]) + 2), *more[2:]]
+    assert start(script, last, now, sees=1).returncode == 0

@@ -27,9 +27,3 @@ def test_native_mixed_precision_is_left_alone(to: str) -> None:
     scaler.step(opt)
     """
     assert findings(code, "MG407", to) == []
-
-
-def test_a_model_in_half_precision_is_reported_where_it_is_sharded() -> None:
-    code = "model = nn.Linear(2, 2)\nmodel.half()\nmodel = nn.DataParallel(model)\nx = x.half()\n"
-    assert findings(code, "MG407", "ddp") == []
-    assert len(findings(code, "MG407", "fsdp")) == 1

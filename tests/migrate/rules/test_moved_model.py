@@ -37,6 +37,10 @@ def test_another_number_type_right_after_the_wrap_is_reported() -> None:
     assert said(before + "model(x).sum().backward()\n") == []
 
 
+def test_rounding_the_weights_leaves_their_type() -> None:
+    assert said(LOOP + "    model.half().float()\n") == []
+
+
 def test_a_new_layer_is_reported() -> None:
     code = HEAD + "model.module.head = nn.Linear(2, 2)\nmodel.module.name = 'x'\n"
     assert said(code) == ["model.module.head is replaced after model was made parallel"]

@@ -1,0 +1,1 @@
+"""One file for each kind of cause; see `migrate.verify.cause`."""

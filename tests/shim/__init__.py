@@ -1,1 +1,0 @@
-"""Runs users' training scripts unmodified, with or without GPUs, and records what they did."""

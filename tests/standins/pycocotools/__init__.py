@@ -1,0 +1,1 @@
+"""The index of pycocotools, for annotations in memory."""
