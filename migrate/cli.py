@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from migrate.verify.api import Question
 
 SYNTHETIC_SAMPLES = 256
+BATCH, BATCH_NORM, EVALUATION = ("global", "per-rank"), ("sync", "keep"), ("whole", "sharded")
 
 # libcst and the rules are imported when a command runs, so that `--help` is quick.
 
@@ -35,14 +36,14 @@ def main() -> None:
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if edits would be made.")
 @click.option(
     "--batch",
-    type=click.Choice(["global", "per-rank"]),
+    type=click.Choice(BATCH),
     default="global",
     show_default=True,
     help="What the script's batch size means.",
 )
 @click.option(
     "--bn",
-    type=click.Choice(["sync", "keep"]),
+    type=click.Choice(BATCH_NORM),
     default="sync",
     show_default=True,
     help="SyncBatchNorm, or per-process statistics as under DataParallel.",
@@ -50,7 +51,7 @@ def main() -> None:
 @click.option(
     "--eval",
     "evaluation",
-    type=click.Choice(["whole", "sharded"]),
+    type=click.Choice(EVALUATION),
     default="whole",
     show_default=True,
     help="Whether every process evaluates everything, or its part.",
@@ -156,9 +157,11 @@ def _report(
 @main.command("verify")
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-@click.option("--to", metavar="TARGET", help="Rewrite SCRIPT for this target, and compare.")
+@click.option("--to", metavar="TARGET", help="Rewrite a copy of SCRIPT for ddp or fsdp.")
 @click.option("--against", type=click.Path(path_type=Path), help="Compare with this script.")
-@click.option("--nproc", type=click.IntRange(1), default=2, show_default=True)
+@click.option(
+    "--nproc", type=click.IntRange(1), default=2, show_default=True, help="Processes after."
+)
 @click.option(
     "--steps",
     type=click.IntRange(0),
@@ -166,25 +169,39 @@ def _report(
     show_default=True,
     help="Optimizer steps; 0 lets both run to their end.",
 )
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="On the CPU a stand-in takes CUDA's place.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Where both start from.")
 @click.option(
     "--synthetic", is_flag=True, help="Small data sets instead of torchvision's and Hugging Face's."
 )
 @click.option(
-    "--tolerance", type=click.FloatRange(0), default=1e-4, show_default=True, help="Relative."
+    "--tolerance",
+    type=click.FloatRange(0),
+    default=1e-4,
+    show_default=True,
+    help="Relative difference that counts as none.",
 )
 @click.option(
-    "--timeout",
-    type=click.FloatRange(1),
-    default=600,
-    show_default=True,
-    help="Seconds for each run.",
+    "--timeout", type=click.FloatRange(1), default=600, show_default=True, help="Seconds of a run."
 )
-@click.option("--batch", type=click.Choice(["global", "per-rank"]), default="global")
-@click.option("--bn", type=click.Choice(["sync", "keep"]), default="sync")
-@click.option("--eval", "evaluation", type=click.Choice(["whole", "sharded"]), default="whole")
-@click.option("--allow-write", multiple=True, type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--batch", type=click.Choice(BATCH), default="global", help="As for rewrite.")
+@click.option("--bn", type=click.Choice(BATCH_NORM), default="sync", help="As for rewrite.")
+@click.option(
+    "--eval", "evaluation", type=click.Choice(EVALUATION), default="whole", help="As for rewrite."
+)
+@click.option(
+    "--allow-write",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="A folder that the script may write to, beside its own copy.",
+)
 @click.option("--keep", type=click.Path(path_type=Path), help="Leave copies and records here.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw both loss curves.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from migrate.verify.workspace import Copy, copy_project
 
 Say = Callable[[str], None]
 SHOWN = 5
+_MISSING_DATA = re.compile(r"dataset not found|no such file|URLError|HTTPError|connection", re.I)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +228,8 @@ def _failure(message: str, run: Run) -> CannotRun:
     text = raised[0].traceback if raised else run.stderr[-4000:]
     limits = {"timeout": "it ran into the time limit (--timeout)", "output": "it printed too much"}
     error = raised[0].error if raised else f"exit code {run.returncode}"
-    return CannotRun(f"{message}: {limits.get(run.ended, error)}", text)
+    hint = "; --synthetic stands in for public data sets" if _MISSING_DATA.search(error) else ""
+    return CannotRun(f"{message}: {limits.get(run.ended, error)}{hint}", text)
 
 
 def _refuse_what_did_not_run(verdict: Verdict) -> None:
