@@ -13,6 +13,9 @@ BENCH_ARGS ?=
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# DeepSpeed's compiled operators, with the environment: a run that is killed while it compiles leaves
+# a lock behind, which in the shared folder would stop every other one.
+export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 
 .DEFAULT_GOAL := help
 
@@ -56,6 +59,10 @@ docs: $(INSTALLED) ## Write the formats' documentation from their code
 .PHONY: warm
 warm: $(INSTALLED)
 	$(BIN)/python tests/warm_deepspeed.py
+
+.PHONY: matrix
+matrix: warm ## Resume under every other strategy; write docs/resume-matrix.md
+	$(BIN)/python tests/resume/page.py
 
 .PHONY: bench
 bench: $(INSTALLED) ## Measure time and memory against the frameworks' own converters

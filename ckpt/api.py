@@ -7,8 +7,9 @@ runs. `convert` does both. The command line is a thin layer over these.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import version
@@ -18,10 +19,18 @@ from typing import ParamSpec
 import ckpt.registry as registry
 from ckpt import __version__
 from ckpt.checks import remarks
-from ckpt.errors import AmbiguousSource, LossRefused
+from ckpt.errors import AmbiguousSource, LossRefused, Unsupported
 from ckpt.execute import check_output, check_replaceable, check_space, execute
-from ckpt.format import DEFAULT_SHARD_BYTES, Format, Part, ReadOptions, WeightDType, WriteOptions
-from ckpt.model import Checkpoint
+from ckpt.format import (
+    DEFAULT_SHARD_BYTES,
+    WORLD_OPTIONS,
+    Format,
+    Part,
+    ReadOptions,
+    WeightDType,
+    WriteOptions,
+)
+from ckpt.model import Checkpoint, Plain
 from ckpt.names import rename
 from ckpt.note import Note, NoteKind
 from ckpt.plan import WritePlan
@@ -111,6 +120,10 @@ def prepare(
     dtype: WeightDType | str | None = None,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     hf_config: PathLike | None = None,
+    world_size: int | None = None,
+    ds_config: PathLike | Mapping[str, Plain] | None = None,
+    like: PathLike | None = None,
+    stage: int | None = None,
     overwrite: bool = False,
     allow_loss: bool = False,
 ) -> Conversion:
@@ -122,6 +135,10 @@ def prepare(
         dtype: of floating-point parameters; None keeps fp32 master weights where there are any.
         max_shard_bytes: largest safetensors file.
         hf_config: folder whose config and tokenizer files go along.
+        world_size: ranks of the job that will load DeepSpeed shards; None for the source's.
+        ds_config: DeepSpeed's configuration of that job, or a JSON file with it.
+        like: a DeepSpeed checkpoint of that job, for order, groups and layout.
+        stage: its ZeRO stage, for a universal checkpoint; None for the source's.
         overwrite: replace an output that is there, once the new one is complete.
         allow_loss: go on although something is lost that the target could hold.
         Others: see `open_checkpoint`.
@@ -130,38 +147,104 @@ def prepare(
         CkptError: see `ckpt.errors`; the message says what to do.
     """
     target, path = registry.target(to), Path(source)
+    job = (world_size, ds_config, like, stage)
+    options = _write_options(target, dtype, max_shard_bytes, hf_config, job)
     goal = Path(output) if output is not None else default_output(path, target)
     if path.exists():
         check_output(goal, path, overwrite=overwrite)
-    keeps_optimizer = Part.OPTIMIZER in target.keeps and not weights_only
     checkpoint = open_checkpoint(
         path, tag=tag, key=key, rename_rules=rename_rules, param_order=param_order, model=model,
-        need_optimizer=keeps_optimizer,
+        need_optimizer=Part.OPTIMIZER in target.keeps and not weights_only,
     )  # fmt: skip
+    asked = (to, options, str(like), tag, key, [*rename_rules], param_order, model, weights_only)
+    return _planned(checkpoint, path, target, goal, options, weights_only, allow_loss, repr(asked))
+
+
+def _planned(
+    checkpoint: Checkpoint,
+    path: Path,
+    target: Format,
+    goal: Path,
+    options: WriteOptions,
+    weights_only: bool,
+    allow_loss: bool,
+    asked: str,
+) -> Conversion:
+    """The plan for a checkpoint that is open, with everything that has to be said and agreed to."""
+    keeps_optimizer = Part.OPTIMIZER in target.keeps and not weights_only
     if checkpoint.origin.repeats_ties:
         checkpoint = tie_equal_weights(checkpoint)
     told = [*remarks(checkpoint), *_losses(checkpoint, target, weights_only)]
     if weights_only:
         checkpoint = checkpoint.without_job()
-    options = _write_options(dtype, max_shard_bytes, hf_config)
     assert target.plan is not None, "registry.target returns formats that can be written"
     plan = target.plan(checkpoint, options)
     notes = (*checkpoint.notes, *told, *plan.notes)
     _require_consent(path, notes, allow_loss, of_job=keeps_optimizer)
     check_replaceable(plan, goal)
     check_space(plan, goal)
-    asked = (to, options, tag, key, tuple(rename_rules), param_order, model, weights_only)
-    return Conversion(checkpoint, target, goal, plan, notes, _digest(checkpoint, plan, repr(asked)))
+    return Conversion(checkpoint, target, goal, plan, notes, _digest(checkpoint, plan, asked))
+
+
+Job = tuple[int | None, PathLike | Mapping[str, Plain] | None, PathLike | None, int | None]
+"""The values of `WORLD_OPTIONS`."""
 
 
 def _write_options(
-    dtype: WeightDType | str | None, max_shard_bytes: int, hf_config: PathLike | None
+    target: Format,
+    dtype: WeightDType | str | None,
+    max_shard_bytes: int,
+    hf_config: PathLike | None,
+    job: Job,
 ) -> WriteOptions:
+    _refuse_unused(target, job)
+    world_size, ds_config, like, stage = job
     return WriteOptions(
         None if dtype is None else WeightDType(dtype),
         max_shard_bytes,
         None if hf_config is None else Path(hf_config),
+        world_size,
+        _configuration(ds_config),
+        _model_job(like),
+        stage,
     )
+
+
+def _refuse_unused(target: Format, values: Sequence[object]) -> None:
+    """Refuses options about the job that will load an output which is not cut for its ranks."""
+    for name, value in zip(WORLD_OPTIONS, values, strict=True):
+        if value is not None and name not in target.takes:
+            users = ", ".join(item.name for item in registry.formats() if name in item.takes)
+            raise Unsupported(
+                f"--{name.replace('_', '-')}: {target.title} is the same for every job, so there "
+                f"is no use for it; it is for {users}"
+            )
+
+
+def _configuration(given: PathLike | Mapping[str, Plain] | None) -> Mapping[str, Plain] | None:
+    """The content of `--ds-config`."""
+    if given is None or isinstance(given, Mapping):
+        return given
+    try:
+        content = json.loads(Path(given).read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise Unsupported(f"--ds-config {given}: no JSON file ({problem})") from problem
+    if not isinstance(content, Mapping):
+        raise Unsupported(f"--ds-config {given}: expected a JSON object, DeepSpeed's configuration")
+    return content
+
+
+def _model_job(path: PathLike | None) -> Checkpoint | None:
+    """The checkpoint of `--like`."""
+    if path is None:
+        return None
+    checkpoint = open_checkpoint(path)
+    if not checkpoint.origin.format.startswith("zero"):
+        raise Unsupported(
+            f"--like {path}: is a {checkpoint.origin.format} checkpoint; expected one that "
+            "DeepSpeed wrote"
+        )
+    return checkpoint
 
 
 P = ParamSpec("P")

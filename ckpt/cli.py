@@ -114,6 +114,24 @@ def main() -> None:
     "--hf-config", type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder whose config and tokenizer files go along, and whose model the weights must fit.",
 )  # fmt: skip
+@click.option(
+    "--world-size",
+    type=click.IntRange(min=1),
+    help="Ranks of the job that will load DeepSpeed shards.  [default: the source's]",
+)
+@click.option(
+    "--ds-config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="DeepSpeed's JSON of that job, whose options decide the layout.",
+)
+@click.option(
+    "--like", type=click.Path(exists=True, path_type=Path),
+    help="DeepSpeed checkpoint of that job, for order, groups and layout.",
+)  # fmt: skip
+@click.option(
+    "--stage", type=click.IntRange(1, 3),
+    help="ZeRO stage of that job, for a universal checkpoint.  [default: the source's]",
+)  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace an output that is there.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done and write nothing.")
 @click.option("--allow-loss", is_flag=True, help="Go on although something cannot be kept.")

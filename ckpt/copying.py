@@ -11,9 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
@@ -29,6 +30,7 @@ BLOCK_BYTES = 1 << 20  # fits a core's cache between reading, checksumming and w
 SHORT_RUN_BYTES = 64 << 10  # below, one memory-mapped copy costs less than a write a run
 BATCH_BYTES = 32 << 20
 WORKERS = 2
+MAX_OPEN = 128  # processes may often open no more than 256 or 1024 files
 
 Progress = Callable[[int], None]
 
@@ -79,18 +81,39 @@ def _batches(by_record: Mapping[Record, list[Move]]) -> list[Batch]:
 
 
 class _Outputs:
-    """Descriptors of the output files, opened once and shared; positioned writes only."""
+    """Descriptors of the output files, shared by the workers; positioned writes only.
+
+    Of a checkpoint in thousands of files only MAX_OPEN are open at a time, those used last.
+    """
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
+        self._users: Counter[str] = Counter()
         self._lock = Lock()
 
-    def descriptor(self, path: str) -> int:
-        """The descriptor of an output file, for reading and writing."""
+    @contextmanager
+    def descriptor(self, path: str) -> Iterator[int]:
+        """The descriptor of an output file, for reading and writing, open for as long as used."""
         with self._lock:
-            if path not in self._open:
-                self._open[path] = os.open(path, os.O_RDWR)
-            return self._open[path]
+            opened = self._open.pop(path, None)
+            descriptor = os.open(path, os.O_RDWR) if opened is None else opened
+            self._open[path] = descriptor
+            self._users[path] += 1
+            self._close_unused()
+        try:
+            yield descriptor
+        finally:
+            with self._lock:
+                self._users[path] -= 1
+
+    def _close_unused(self) -> None:
+        excess = len(self._open) - MAX_OPEN
+        if excess <= 0:
+            return
+        unused = [path for path in self._open if not self._users[path]]
+        for path in unused[:excess]:
+            os.close(self._open.pop(path))
+            del self._users[path]
 
     def close(self) -> None:
         """Close them all."""
@@ -131,7 +154,8 @@ class _Engine:
         streamed: list[tuple[Run, Move]] = []
         for move in moves:
             if run_numel(move) * move.dtype.itemsize < SHORT_RUN_BYTES < move.nbytes:
-                _copy_strided(source, self.outputs.descriptor(move.path), move)
+                with self.outputs.descriptor(move.path) as target:
+                    _copy_strided(source, target, move)
                 self.progress(move.nbytes)
             else:
                 streamed += [(run, move) for run in runs_of(move)]
@@ -207,10 +231,10 @@ def _write_part(
         data = _cast(data, move)
     element = run.out_start + (start - _begin(run, move)) // move.dtype.itemsize
     position = move.base + element * move.out_dtype.itemsize
-    target = outputs.descriptor(move.path)
     size, done = len(data), 0
-    while done < size:
-        done += os.pwrite(target, data[done:], position + done)
+    with outputs.descriptor(move.path) as target:
+        while done < size:
+            done += os.pwrite(target, data[done:], position + done)
     return size
 
 

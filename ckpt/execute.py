@@ -70,6 +70,7 @@ def check_replaceable(plan: WritePlan, output: Path) -> None:
         entry.name
         for entry in sorted(output.iterdir())
         if entry.name not in ours
+        and not (entry.is_dir() and _holds_only(entry, ours))
         and (entry.is_dir() or not any(fnmatch(entry.name, pattern) for pattern in patterns))
     ]
     if strangers:
@@ -77,6 +78,13 @@ def check_replaceable(plan: WritePlan, output: Path) -> None:
             f"{output}: a folder that is not only a checkpoint ({summarise(strangers)}) is not "
             "replaced, even with --overwrite; choose another output with -o"
         )
+
+
+def _holds_only(folder: Path, ours: set[str]) -> bool:
+    """True for a folder in which every file is one that the plan writes anew."""
+    found = [path for path in folder.rglob("*") if not path.is_dir()]
+    names = (path.relative_to(folder.parent).as_posix() for path in found)
+    return bool(found) and all(name in ours for name in names)
 
 
 def check_space(plan: WritePlan, output: Path) -> None:

@@ -6,18 +6,28 @@ it there; the command line, `ckpt formats` and the table in the docs are made fr
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from pathlib import Path
 
 from ckpt.dtypes import DType
-from ckpt.model import Checkpoint
+from ckpt.model import Checkpoint, Plain
 from ckpt.plan import WritePlan
 
-__all__ = ["Format", "Match", "Part", "ReadOptions", "WeightDType", "WriteOptions"]
+__all__ = [
+    "WORLD_OPTIONS",
+    "Format",
+    "Match",
+    "Part",
+    "ReadOptions",
+    "WeightDType",
+    "WriteOptions",
+]
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
+WORLD_OPTIONS = ("world_size", "ds_config", "like", "stage")
+"""Fields of `WriteOptions` about the job that will load an output cut for its ranks."""
 
 
 class Part(Enum):
@@ -86,11 +96,19 @@ class WriteOptions:
             the source has them, and every other weight as it is.
         max_shard_bytes: largest safetensors file.
         hf_config: folder with config, generation config and tokenizer files to go along.
+        world_size: ranks of the job that will load it; None for the source's.
+        ds_config: DeepSpeed's configuration of that job.
+        like: a DeepSpeed checkpoint of that job, for what the source does not tell.
+        stage: ZeRO stage of that job, where the format does not imply it; None for the source's.
     """
 
     dtype: WeightDType | None = None
     max_shard_bytes: int = DEFAULT_SHARD_BYTES
     hf_config: Path | None = None
+    world_size: int | None = None
+    ds_config: Mapping[str, Plain] | None = None
+    like: Checkpoint | None = field(default=None, repr=False)
+    stage: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +127,7 @@ class Format:
         output_suffix: how the default output name ends, such as `.pt`; empty for folders.
         outputs: patterns of the names that an output folder may hold; with `--overwrite` only
             a folder of nothing else is replaced.
+        takes: the options among `WORLD_OPTIONS` that have a meaning for its output.
     """
 
     name: str
@@ -121,3 +140,4 @@ class Format:
     has_tags: bool = False
     output_suffix: str = ""
     outputs: tuple[str, ...] = ()
+    takes: frozenset[str] = frozenset()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ckpt.dtypes import DType
@@ -27,7 +26,6 @@ from ckpt.plan import OutTensor
 
 __all__ = [
     "attributes",
-    "complete_options",
     "job_data",
     "named_objects",
     "optimizer_tree",
@@ -187,54 +185,3 @@ def _job_names(objects: Mapping[str, Plain], taken: Sequence[str]) -> dict[str, 
             free += "_"
         names[name] = free
     return names
-
-
-ADAM_STATES = frozenset({"exp_avg", "exp_avg_sq"})
-ADAM_OPTIONS: Mapping[str, Plain] = {
-    "amsgrad": False,
-    "maximize": False,
-    "foreach": None,
-    "capturable": False,
-    "differentiable": False,
-    "fused": None,
-}
-"""What torch's Adams have in a param group, off by default, and DeepSpeed's have not.
-Source: torch 2.13.0 torch/optim/adam.py; deepspeed 0.19.8 ops/adam/{fused,cpu}_adam.py."""
-
-DECOUPLED = "decoupled_weight_decay"
-DEEPSPEED_ADAM = "bias_correction"  # an option that only DeepSpeed's Adams have
-
-
-def complete_options(checkpoint: Checkpoint) -> tuple[Checkpoint, list[Note]]:
-    """The checkpoint with the options in its groups that `dcp.load` will ask for, and notes.
-
-    `dcp.load` fails on a key that an optimizer has and the folder lacks. DeepSpeed's Adams decouple
-    the weight decay as AdamW does. A torch before that option saved neither which of the two it
-    was, so nothing is written for it: a wrong value would change the training without an error.
-    """
-    if not any(ADAM_STATES <= param.state.keys() for param in checkpoint.params.values()):
-        return checkpoint, []
-    groups = tuple(
-        replace(group, options={**_adam_options(group.options), **group.options})
-        for group in checkpoint.groups
-    )
-    added = {
-        name
-        for new, old in zip(groups, checkpoint.groups, strict=True)
-        for name in new.options.keys() - old.options.keys()
-    }
-    notes = []
-    if added:
-        detail = "torch's AdamW has these options and the source does not; its defaults are written"
-        notes.append(Note(NoteKind.SYNTHESISED, tuple(sorted(added)), detail))
-    if not all(DECOUPLED in group.options for group in groups):
-        detail = (
-            "not in the source; a torch that asks for it loads the folder with "
-            "DefaultLoadPlanner(allow_partial_load=True) and keeps its own"
-        )
-        notes.append(Note(NoteKind.UNVERIFIED, (DECOUPLED,), detail))
-    return replace(checkpoint, groups=groups), notes
-
-
-def _adam_options(options: Mapping[str, Plain]) -> Mapping[str, Plain]:
-    return {**ADAM_OPTIONS, DECOUPLED: True} if DEEPSPEED_ADAM in options else ADAM_OPTIONS

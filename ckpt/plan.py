@@ -7,7 +7,7 @@ files, which make the output complete, are rendered last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
@@ -20,6 +20,7 @@ __all__ = [
     "CommitFile",
     "CopiedFile",
     "FileSpans",
+    "FlatTensor",
     "Layout",
     "OutTensor",
     "OutputFile",
@@ -54,6 +55,33 @@ class OutTensor:
     def nbytes(self) -> int:
         """Bytes in the output."""
         return self.chunk.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatTensor:
+    """A 1-D tensor made of many others, one after another; what none of them covers is zero.
+
+    Compared by identity: the same object in two places is stored once.
+
+    Attributes:
+        numel: elements, padding included.
+        pieces: first element and tensor; each lies flat from there on, and none overlaps another.
+            Iterated more than once, in any order.
+    """
+
+    dtype: DType
+    numel: int
+    pieces: Iterable[tuple[int, OutTensor]]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in the output."""
+        return (self.numel,)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the output."""
+        return self.numel * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,8 @@ def read_training_dict(
     if any(FLAT_PARAM in name for name in tensors):
         raise Unsupported(
             f"{origin.path}: a LOCAL_STATE_DICT of FSDP holds flat parameters without names or "
-            "shapes. Save with StateDictType.SHARDED_STATE_DICT or FULL_STATE_DICT."
+            "shapes. Convert the folder of all ranks with --model package.module:factory, or save "
+            "with StateDictType.SHARDED_STATE_DICT or FULL_STATE_DICT."
         )
     ties = find_ties(tensors)
     known = build_model(options.model) if options.model else None

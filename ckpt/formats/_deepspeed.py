@@ -20,6 +20,9 @@ from ckpt.storage import torch_file
 from ckpt.values import read_number
 
 __all__ = [
+    "DATA_CLASSES",
+    "LATEST",
+    "NOT_JOB",
     "FlatPiece",
     "Save",
     "cut_from_flat",
@@ -27,7 +30,9 @@ __all__ = [
     "job_objects",
     "kind_of",
     "locate",
+    "model_file",
     "model_state",
+    "optim_file",
     "rank_files",
     "read_file",
     "require_same",
@@ -44,6 +49,17 @@ MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt$")
 OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt$")
 EXPERT = re.compile(r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt$")
 PIPELINE = re.compile(r"layer_\d+-model_.*states\.pt$")
+
+
+def model_file(rank: int | None) -> str:
+    """The name of the file with the module: one a save, or one a rank under stage 3."""
+    return f"{'' if rank is None else f'zero_pp_rank_{rank}_'}mp_rank_00_model_states.pt"
+
+
+def optim_file(rank: int, *, is_bf16: bool) -> str:
+    """The name of a rank's optimizer file; an fp16 engine's has no prefix."""
+    return f"{'bf16_' if is_bf16 else ''}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+
 
 DATA_CLASSES = frozenset(
     {
@@ -109,7 +125,12 @@ def _names(folder: Path) -> tuple[str, ...]:
 
 
 def kind_of(names: Sequence[str]) -> str | None:
-    """`zero3`, `zero12` or `zero0` by the names in a tag folder; None for another folder."""
+    """`zero3`, `zero12` or `zero0` by the names in a tag folder; None for another folder.
+
+    A universal checkpoint has the same model_states files; its folder `zero` tells it.
+    """
+    if UNIVERSAL_FOLDER in names and not any(OPTIM.match(name) for name in names):
+        return None
     if any(STAGE_3_MODEL.match(name) for name in names):
         return "zero3"
     if any(MODEL.match(name) for name in names):
@@ -146,7 +167,7 @@ def locate(path: Path, tag: str | None) -> Save:
 
     Raises:
         MissingPart: no `latest` and no tag, or a tag that is not there; lists the candidates.
-        Unsupported: a universal, mixture-of-experts or pipeline folder.
+        Unsupported: a mixture-of-experts or pipeline folder.
     """
     root = path.parent if path.is_file() else path
     folder = root if kind_of(_names(root)) else root / _choose_tag(root, tag)
@@ -158,7 +179,6 @@ def locate(path: Path, tag: str | None) -> Save:
             f"{folder / OFFLOADED_FOLDER}: states offloaded to NVMe lie there in raw swap files; "
             "save without offload_optimizer device nvme, and convert that"
         )
-    _refuse_universal(folder)
     for pattern, what in ((EXPERT, "mixture-of-experts"), (PIPELINE, "pipeline-parallel")):
         found = next((name for name in names if pattern.match(name)), None)
         if found:
@@ -169,10 +189,11 @@ def locate(path: Path, tag: str | None) -> Save:
 def _choose_tag(root: Path, tag: str | None) -> str:
     tags, latest = _tags(root), _latest(root)
     listed = ", ".join(tags) or "none"
-    if latest is None and tag is None:
-        for name in tags:
-            _refuse_universal(root / name)
     if tag is not None:
+        if (root / tag / UNIVERSAL_FOLDER).is_dir():
+            raise MissingPart(
+                f"{root}: {tag!r} is a universal checkpoint; give {root / tag} itself"
+            )
         if tag not in tags:
             raise MissingPart(f"{root}: no tag {tag!r}; the tags there are: {listed}")
         return tag
@@ -187,13 +208,6 @@ def _choose_tag(root: Path, tag: str | None) -> str:
             f"The tags there are: {listed}"
         )
     return latest
-
-
-def _refuse_universal(folder: Path) -> None:
-    if (folder / UNIVERSAL_FOLDER).is_dir():
-        raise Unsupported(
-            f"{folder}: a universal checkpoint; convert the checkpoint it was made from instead"
-        )
 
 
 def read_file(path: Path, key: str) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The dict in a torch file that a plain or a DDP script loads; shared by `torch` and `ddp`."""
+"""The dict in a torch file that a plain, a DDP or an FSDP script loads; shared by their formats."""
 
 from __future__ import annotations
 
@@ -21,8 +21,14 @@ __all__ = ["plan_torch_dict"]
 MODEL, OPTIMIZER = "model", "optimizer"
 
 
-def plan_torch_dict(checkpoint: Checkpoint, options: WriteOptions, prefix: str) -> WritePlan:
+def plan_torch_dict(
+    checkpoint: Checkpoint, options: WriteOptions, prefix: str, *, by_name: bool = False
+) -> WritePlan:
     """One file with `model`, `optimizer` and the rest of the job under its own names.
+
+    Args:
+        prefix: before every name of the model.
+        by_name: optimizer states and groups by FQN; else by number, with `param_names`.
 
     Raises:
         MissingPart: the source holds no weights.
@@ -34,7 +40,9 @@ def plan_torch_dict(checkpoint: Checkpoint, options: WriteOptions, prefix: str) 
     for name, value in checkpoint.extra_state.items():
         tree[MODEL][prefix + name] = job_data(value)
     if checkpoint.has_optimizer:
-        tree[OPTIMIZER] = optimizer_tree(checkpoint, lambda fqn, number: number, with_names=True)
+        tree[OPTIMIZER] = optimizer_tree(
+            checkpoint, lambda fqn, number: fqn if by_name else number, with_names=not by_name
+        )
     for name, value in named_objects(checkpoint, (MODEL, OPTIMIZER)).items():
         tree[name] = job_data(value)
     notes = (

@@ -1,31 +1,70 @@
-"""Files of a job that trainers put beside a checkpoint and that no format reads.
+"""Files of a job that trainers put beside a checkpoint: read where they are plain data, else named.
 
 Source: transformers 5 trainer.py (`checkpoint-N` folders); accelerate 1.15 checkpointing.py.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from pathlib import Path
 
+from ckpt.errors import CkptError
+from ckpt.model import Plain
 from ckpt.note import Note, NoteKind
+from ckpt.storage import torch_file
 
-__all__ = ["notes_beside"]
+__all__ = ["job_beside", "notes_beside"]
 
-PATTERNS = (
-    "optimizer.*",
-    "scheduler.*",
+OPTIMIZER = "optimizer.*"
+JOB = (
+    "scheduler*.*",
     "scaler.*",
     "trainer_state.json",
     "rng_state*",
     "random_states_*",
     "sampler*.bin",
+    "dl_state_dict*.bin",
     "custom_checkpoint_*",
 )
 
 
 def notes_beside(folder: Path) -> tuple[Note, ...]:
     """A note that names such files; a conversion of the whole job without them needs consent."""
-    found = tuple(f.name for pattern in PATTERNS for f in sorted(folder.glob(pattern)))
+    return _left_out([file.name for file in _files(folder, (OPTIMIZER, *JOB))])
+
+
+def job_beside(folder: Path, taken: Collection[str]) -> tuple[dict[str, Plain], tuple[Note, ...]]:
+    """What such files hold, each under its file's name without suffix, and a note about the rest.
+
+    Files with objects of a class, such as a sampler, are not plain data and stay behind.
+
+    Args:
+        taken: names that the job has already.
+    """
+    objects: dict[str, Plain] = {}
+    left_out = []
+    for file in _files(folder, JOB):
+        try:
+            content = _content(file)
+        except (CkptError, ValueError):
+            left_out.append(file.name)
+            continue
+        name = file.stem if file.stem not in (*taken, *objects) else file.name
+        objects[name] = content
+    return objects, _left_out(left_out)
+
+
+def _files(folder: Path, patterns: Collection[str]) -> list[Path]:
+    found = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
+    return [file for file in dict.fromkeys(found) if file.is_file()]
+
+
+def _content(file: Path) -> Plain:
+    return json.loads(file.read_text()) if file.suffix == ".json" else torch_file.read(file)
+
+
+def _left_out(names: list[str]) -> tuple[Note, ...]:
     detail = "the trainer's files beside the weights, which are not read"
-    note = Note(NoteKind.DROPPED, found, detail, needs_consent=True, of_job=True)
-    return (note,) if found else ()
+    note = Note(NoteKind.DROPPED, tuple(names), detail, needs_consent=True, of_job=True)
+    return (note,) if names else ()

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ckpt.chunks import row_slabs
 from ckpt.errors import MissingPart, Unsupported
 from ckpt.format import Format, Match, ReadOptions, WriteOptions
+from ckpt.formats._dcp_tree import KeyPath, rank_count, read_tree
 from ckpt.model import Checkpoint, InlineTensor, Origin, Plain
+from ckpt.optimizers import for_torch
 from ckpt.outgoing import (
-    complete_options,
     job_data,
     named_objects,
     optimizer_tree,
@@ -34,15 +34,12 @@ from ckpt.storage.dcp_files import (
     DcpDataFile,
     OutItem,
     metadata_file,
-    read_items,
 )
 from ckpt.training_dict import read_training_dict
 
 MODEL, OPTIMIZER = "model", "optimizer"
 MAX_CHUNK_BYTES = 256 << 20  # a loading rank reads whole chunks
 MAX_FILE_BYTES = 4 << 30
-
-KeyPath = tuple[str | int, ...]
 
 
 def _matches(path: Path) -> Match:
@@ -57,31 +54,10 @@ def _matches(path: Path) -> Match:
 def read(path: Path, options: ReadOptions) -> Checkpoint:
     """The training state in a DCP folder; metadata only."""
     folder = path.parent if path.is_file() else path
-    items = read_items(folder)
-    tree: dict[str, Plain] = {}
-    for item in items:
-        _insert(tree, item.path, item.value)
-    ranks = {name.name.split("_")[2] for name in folder.glob(f"__*{DATA_SUFFIX}")}
+    tree = read_tree(folder)
     writer = "torch.distributed.checkpoint"
-    origin = Origin("dcp", str(path), writer, len(ranks), repeats_ties=True)
-    return read_training_dict(_with_lists(tree), options, origin)
-
-
-def _insert(tree: dict[Any, Plain], path: KeyPath, value: Plain) -> None:
-    """Put a value at its path; numbers in a path are positions in a list."""
-    for key in path[:-1]:
-        tree = tree.setdefault(key, {})
-    tree[path[-1]] = value
-
-
-def _with_lists(tree: Plain) -> Any:
-    """Dicts whose keys are all positions, as lists."""
-    if not isinstance(tree, dict):
-        return tree
-    done = {key: _with_lists(value) for key, value in tree.items()}
-    if done and all(isinstance(key, int) for key in done):
-        return [done[key] for key in sorted(done)]
-    return done
+    origin = Origin("dcp", str(path), writer, rank_count(folder), repeats_ties=True)
+    return read_training_dict(tree, options, origin)
 
 
 def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
@@ -92,7 +68,7 @@ def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
     """
     if not checkpoint.order:
         raise MissingPart(f"{checkpoint.origin.path}: holds no weights to write")
-    checkpoint, synthesised = complete_options(checkpoint)
+    checkpoint, synthesised = for_torch(checkpoint)
     items = list(_items(checkpoint, options))
     _refuse_equal_keys(items)
     files = tuple(

@@ -29,6 +29,7 @@ from ckpt.storage.safetensors_file import SafetensorsFile
 
 SUFFIX = ".safetensors"
 SINGLE_FILE = "model.safetensors"
+ADAPTER = "adapter_"  # of PEFT, which is another format
 INDEX_FILE = "model.safetensors.index.json"
 METADATA = {"format": "pt"}
 TAKEN_ALONG = (
@@ -49,7 +50,8 @@ TAKEN_ALONG = (
 def _matches(path: Path) -> Match:
     if path.is_file():
         return Match.YES if path.suffix == SUFFIX or path.name.endswith(INDEX_FILE) else Match.NO
-    return Match.MAYBE if any(path.glob(f"*{SUFFIX}")) or (path / INDEX_FILE).exists() else Match.NO
+    files = (file for file in path.glob(f"*{SUFFIX}") if not file.name.startswith(ADAPTER))
+    return Match.MAYBE if any(files) or (path / INDEX_FILE).exists() else Match.NO
 
 
 # --- reading ------------------------------------------------------------------------------------

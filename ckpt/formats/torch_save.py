@@ -1,8 +1,8 @@
 """torch.save files: a state dict, or the dict that a script under DP, DDP or FSDP1 saves.
 
 Read: bare state dicts, dicts with model, optimizer, scheduler and counters under any names,
-wrapper prefixes in any place, legacy non-zip files, FSDP1 full state dicts with an FQN-keyed
-optimizer. Written: one `.pt` with clean names that a plain or DDP script loads with
+wrapper prefixes in any place, legacy non-zip files, full state dicts of FSDP with an optimizer by
+FQN (`fsdp-full`). Written: one `.pt` with clean names that a plain or DDP script loads with
 `torch.load(weights_only=True)`: `model`, `optimizer` (numbers in group order, with `param_names`)
 and the rest of the job under its own names.
 
@@ -12,6 +12,7 @@ Source: torch 2.13.0 torch/serialization.py, torch/optim/optimizer.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ckpt.errors import UnknownFormat
@@ -21,6 +22,8 @@ from ckpt.model import Checkpoint, Origin, Plain, StoredTensor
 from ckpt.plan import WritePlan
 from ckpt.storage import torch_file
 from ckpt.training_dict import read_training_dict
+
+FSDP_FULL = "fsdp-full"  # what a file with states by name is called in descriptions
 
 
 def _matches(path: Path) -> Match:
@@ -34,7 +37,10 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
         raise UnknownFormat(
             f"{path}: holds {_what(tree)}, expected a state dict or a dict with one"
         )
-    return read_training_dict(tree, options, Origin("torch", str(path)))
+    checkpoint = read_training_dict(tree, options, Origin("torch", str(path)))
+    if checkpoint.has_optimizer and checkpoint.origin.repeats_ties:  # states by name
+        return replace(checkpoint, origin=replace(checkpoint.origin, format=FSDP_FULL))
+    return checkpoint
 
 
 def _what(tree: Plain) -> str:

@@ -244,8 +244,9 @@ def _slices_agree(
 ) -> bool:
     """Whether parameters lie where the rank files say (`param_slice_mappings`, >= 0.7.4).
 
-    Under round_robin_gradients the mappings are those of the order before it, so a disagreement
-    tells that it was in effect; the setting alone does not (stage 1 ignored it in some releases).
+    Under round_robin_gradients the mappings are those of the order before it, or, with padding
+    between the parameters, list them in that order; so a disagreement tells that it was in effect.
+    The setting alone does not (stage 1 ignored it in some releases).
 
     Raises:
         CorruptCheckpoint: they lie elsewhere and `must` not.
@@ -256,13 +257,15 @@ def _slices_agree(
         offsets = dict(zip(group, _bounds(partitions[0], index, group, save), strict=False))
         start = 0
         for rank, partition in enumerate(partitions):
-            wrong = _first_elsewhere(partition["param_slice_mappings"][index], offsets, start)
+            slices = partition["param_slice_mappings"][index]
+            wrong = _first_elsewhere(slices, offsets, start)
             if wrong and must:
                 raise CorruptCheckpoint(
                     f"{save.folder}: {wrong} lies elsewhere in rank {rank}'s partition than its "
                     "file says; the order of the parameters is not the one that was saved"
                 )
-            if wrong:
+            listed = [offsets[name] for name in slices if name in offsets]
+            if wrong or (not must and listed != sorted(listed)):
                 return False
             start += partition["single_partition_of_fp32_groups"][index].numel
     return True

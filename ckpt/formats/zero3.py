@@ -6,6 +6,10 @@ included. `param_shapes` lists the parameters of each sub-group; `param_groups[i
 sub-groups of each param group. Frozen parameters lie in `frozen_param_fragments`, cut alike. No
 16-bit weights are saved.
 
+Written for the ranks of `--world-size`, with sub-groups as `--ds-config`, `--like` or the source's
+own configuration says; padding is zero. `engine.load_checkpoint` takes the optimizer too; of
+weights alone, with `load_optimizer_states=False`.
+
 Source: deepspeed 0.19.8 runtime/zero/partition_parameters.py (`_partition_param`),
 runtime/zero/stage3.py (`_rigid_state_dict`, `_create_fp16_sub_groups`).
 """
@@ -18,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.errors import CorruptCheckpoint, Unsupported
-from ckpt.format import Format, Match, ReadOptions
+from ckpt.format import WORLD_OPTIONS, Format, Match, ReadOptions, WriteOptions
 from ckpt.formats._deepspeed import (
     OPTIM,
     STAGE_3_MODEL,
@@ -36,8 +40,10 @@ from ckpt.formats._deepspeed import (
     steps_of,
 )
 from ckpt.formats._zero import Trained, build, flat_states
+from ckpt.formats._zero3_out import plan_stage_3
 from ckpt.model import Checkpoint, Origin, Plain, StoredTensor, walk
 from ckpt.note import Note, NoteKind
+from ckpt.plan import WritePlan
 from ckpt.values import read_number
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -215,10 +221,17 @@ def _frozen(contents: Sequence[Rank], save: Save) -> dict[str, StoredTensor]:
     return frozen
 
 
+def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
+    """A folder with the save and `latest`."""
+    return plan_stage_3(checkpoint, options)
+
+
 FORMAT = Format(
     name="zero3",
     title="DeepSpeed ZeRO-3",
     matches=_matches,
     read=read,
+    plan=plan,
     has_tags=True,
+    takes=frozenset(WORLD_OPTIONS) - {"stage"},
 )

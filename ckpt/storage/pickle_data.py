@@ -136,8 +136,16 @@ class _Data:
         return {"args": self.args, "state": state} if self.args else state
 
 
-def data_class(full_name: str) -> type[_Data]:
-    """A class of its own for one load, whose instances become `Opaque` data of that name."""
+GETATTR = "builtins.getattr"  # how protocol 2 writes a class inside of a class
+
+
+def data_class(full_name: str) -> Any:
+    """A class of its own for one load, whose instances become `Opaque` data of that name.
+
+    For GETATTR, a function that gives such a class for the name of a class inside of another.
+    """
+    if full_name == GETATTR:
+        return _Call(_nested_class)
     return type("Data", (_Data,), {"type_name": full_name})
 
 
@@ -203,7 +211,24 @@ def _rebuild_parameter(data: _TensorRef, *_ignored: Any) -> _TensorRef:
 
 
 def _rebuild_from_type(func: Any, new_type: Any, args: tuple[Any, ...], state: Any) -> Any:
-    return func(*args)
+    """A tensor with attributes, which are not kept, or a tensor subclass that is data."""
+    value = func(*args)
+    if isinstance(value, _Data):
+        value.state = state
+    return value
+
+
+def _rebuild_wrapper_subclass(cls: Any, *args: Any) -> _Data:
+    """A tensor subclass around others, such as DTensor, where its class is read as data."""
+    if not isinstance(cls, type) or not issubclass(cls, _Data):
+        raise ValueError("a tensor subclass of something else")
+    return cls(*args)
+
+
+def _nested_class(cls: Any, name: Any) -> type[_Data]:
+    if not isinstance(cls, type) or not issubclass(cls, _Data) or not isinstance(name, str):
+        raise ValueError("an attribute of something else")
+    return type("Data", (_Data,), {"type_name": f"{cls.type_name}.{name}"})
 
 
 # --- numpy --------------------------------------------------------------------------------------
@@ -337,6 +362,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor_v3": _rebuild_tensor_v3,
     "torch._utils._rebuild_parameter": _rebuild_parameter,
     "torch._utils._rebuild_parameter_with_state": _rebuild_parameter,
+    "torch._utils._rebuild_wrapper_subclass": _rebuild_wrapper_subclass,
     "torch._tensor._rebuild_from_type_v2": _rebuild_from_type,
     "numpy.dtype": _NumpyDtype,
     "numpy.core.multiarray.scalar": _numpy_scalar,
@@ -386,6 +412,7 @@ class _Finisher:
 
     def __init__(self) -> None:
         self._done: dict[int, tuple[Any, int] | None] = {}
+        self._alive: list[Any] = []  # ids stay unique while the objects live
 
     def finish(self, value: Any, depth: int) -> tuple[Any, int]:
         """The finished value, and the number of nodes in it as a tree."""
@@ -412,7 +439,8 @@ class _Finisher:
 
     def _container(self, value: Any, depth: int) -> tuple[Any, int]:
         if isinstance(value, _Data):
-            content, size = self.finish(value.content(), depth)
+            self._alive.append(value.content())
+            content, size = self.finish(self._alive[-1], depth)
             return Opaque(value.type_name, content), size
         flat = [part for item in value.items() for part in item] if isinstance(value, dict) else (
             list(value)

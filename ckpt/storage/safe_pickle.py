@@ -165,6 +165,6 @@ def _explain_refusal(stream: BinaryIO, where: str) -> None:
     if any(name.startswith(SHARDED_TENSOR_PREFIXES) for name in names):
         raise Unsupported(
             f"{where}: holds one rank's sharded tensors (DTensor or ShardedTensor) saved with "
-            "torch.save. Save with torch.distributed.checkpoint.save, or a full state dict "
-            "(StateDictOptions(full_state_dict=True)), and convert that."
+            "torch.save. Give the folder with the files of all ranks, each with its rank at the "
+            "end of its name (model_rank0.pt), or save with torch.distributed.checkpoint.save."
         )

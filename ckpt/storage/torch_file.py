@@ -15,8 +15,8 @@ import struct
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,8 +25,9 @@ from ckpt.chunks import row_major_strides
 from ckpt.dtypes import DType
 from ckpt.errors import CkptError, CorruptCheckpoint, Unsupported
 from ckpt.model import InlineTensor, Opaque, Plain, Record, walk
-from ckpt.plan import Layout, OutTensor, Placement
+from ckpt.plan import FlatTensor, Layout, OutTensor, Placement
 from ckpt.storage import safe_pickle
+from ckpt.storage.named_classes import NamingPickler
 from ckpt.storage.pickle_data import STORAGE_DTYPES, StorageRef
 
 __all__ = ["TorchFile", "is_torch_file", "lay_out", "read", "read_item"]
@@ -251,37 +252,46 @@ class _Storage:
         self.key, self.dtype, self.numel = key, dtype, numel
 
 
-Saved = OutTensor | InlineTensor
+Copied = OutTensor | FlatTensor
+Saved = Copied | InlineTensor
 
 
 @dataclass(frozen=True, slots=True)
 class TorchFile:
-    """A torch.save file to be written: plain data with tensors in it."""
+    """A torch.save file to be written: plain data with tensors in it.
+
+    Attributes:
+        classes: full names of the classes whose instances, as `Opaque` in the tree, are written as
+            what they are. Such a file is not one for torch.load(weights_only=True).
+    """
 
     path: str
     tree: Plain
+    classes: frozenset[str] = frozenset()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors, shared ones once."""
-        leaves = {id(leaf): leaf for _, leaf in walk(self.tree) if isinstance(leaf, OutTensor)}
+        leaves = {id(leaf): leaf for _, leaf in walk(self.tree) if isinstance(leaf, Copied)}
         return sum(leaf.nbytes for leaf in leaves.values())
 
     def lay_out(self, stream: BinaryIO) -> Layout:
         """See `lay_out`."""
-        return lay_out(stream, self.tree)
+        return lay_out(stream, self.tree, self.classes)
 
 
-def lay_out(stream: BinaryIO, tree: Plain) -> Layout:
+def lay_out(stream: BinaryIO, tree: Plain, classes: frozenset[str] = frozenset()) -> Layout:
     """Write everything of a torch.save file but the tensors' bytes; say where those go.
 
     Args:
         stream: a seekable binary file, written from its present position on.
-        tree: plain data with `OutTensor` and `InlineTensor` leaves; the same `OutTensor` object
+        tree: plain data with `OutTensor`, `FlatTensor` and `InlineTensor` leaves; the same object
             in two places becomes one storage, as for tied weights.
+        classes: see `TorchFile`.
 
     Returns:
-        For each distinct `OutTensor`, where in the stream its elements belong.
+        For each distinct `OutTensor`, and each piece of a `FlatTensor`, where in the stream its
+        elements belong.
 
     The records of the tensors carry no CRC-32 (0): torch does not check it, `unzip -t` does.
     """
@@ -289,13 +299,13 @@ def lay_out(stream: BinaryIO, tree: Plain) -> Layout:
 
     tensors: dict[int, tuple[str, Saved]] = {}
     pickled = io.BytesIO()
-    _pickler(pickled, tensors).dump(_for_torch(tree))
+    _pickler(pickled, tensors, classes).dump(_for_torch(tree))
     sink: Any = _Sink(stream)
     writer: Any = torch._C.PyTorchFileWriter(sink)
     data = pickled.getvalue()
     writer.write_record("data.pkl", data, len(data))
     writer.write_record("byteorder", b"little", len(b"little"))
-    outgoing = []
+    outgoing: list[Copied] = []
     for key, tensor in tensors.values():
         if isinstance(tensor, InlineTensor):
             writer.write_record(f"data/{key}", tensor.data, len(tensor.data))
@@ -304,7 +314,17 @@ def lay_out(stream: BinaryIO, tree: Plain) -> Layout:
             outgoing += [tensor] if tensor.nbytes else []
     writer.write_end_of_file()
     stream.flush()
-    return Layout([Placement(*placed) for placed in zip(sink.holes, outgoing, strict=True)])
+    placed = zip(sink.holes, outgoing, strict=True)
+    return Layout([p for offset, tensor in placed for p in _placements(offset, tensor)])
+
+
+def _placements(offset: int, tensor: Copied) -> Iterator[Placement]:
+    """Where a tensor's elements, or those of its pieces, belong; gaps stay as zero as the hole."""
+    if isinstance(tensor, OutTensor):
+        yield Placement(offset, tensor)
+        return
+    for first, piece in tensor.pieces:
+        yield Placement(offset + first * tensor.dtype.itemsize, piece)
 
 
 class _Sink:
@@ -334,13 +354,18 @@ def _for_torch(tree: Plain) -> Plain:
     if isinstance(tree, bytes) and not tree:
         return bytearray()  # torch.load(weights_only=True) takes no empty bytes
     if isinstance(tree, dict):
-        return {key: _for_torch(value) for key, value in tree.items()}
+        kind = OrderedDict if isinstance(tree, OrderedDict) else dict
+        return kind((key, _for_torch(value)) for key, value in tree.items())
     if isinstance(tree, list | tuple):
         return type(tree)(_for_torch(value) for value in tree)
+    if isinstance(tree, Opaque):
+        return replace(tree, state=_for_torch(tree.state))
     return tree
 
 
-def _pickler(target: BinaryIO, tensors: dict[int, tuple[str, Saved]]) -> pickle.Pickler:
+def _pickler(
+    target: BinaryIO, tensors: dict[int, tuple[str, Saved]], classes: frozenset[str]
+) -> pickle.Pickler | NamingPickler:
     """A pickler that writes tensors as torch.save does and collects them in `tensors`."""
     import torch
 
@@ -356,7 +381,7 @@ def _pickler(target: BinaryIO, tensors: dict[int, tuple[str, Saved]]) -> pickle.
         key, _ = tensors.setdefault(id(tensor), (str(len(tensors)), tensor))
         return _Storage(key, tensor.dtype, prod(tensor.shape))
 
-    class Pickler(pickle.Pickler):
+    class Tensors:
         def persistent_id(self, obj: Any) -> Any:
             if not isinstance(obj, _Storage):
                 return None
@@ -365,13 +390,19 @@ def _pickler(target: BinaryIO, tensors: dict[int, tuple[str, Saved]]) -> pickle.
             return ("storage", storage_type, obj.key, "cpu", obj.numel * scale)
 
         def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, OutTensor | InlineTensor):
+            if isinstance(obj, Saved):
                 return _reduce_tensor(obj, storage_of(obj), obj.dtype in storage_types)
             if isinstance(obj, Opaque):
                 raise Unsupported(f"{obj.type_name} cannot be written to a torch file")
             return NotImplemented
 
-    return Pickler(target, protocol=2)
+    class Pickler(Tensors, pickle.Pickler):
+        pass
+
+    class PicklerOfClasses(Tensors, NamingPickler):
+        pass
+
+    return PicklerOfClasses(target, classes) if classes else Pickler(target, protocol=2)
 
 
 def _reduce_tensor(

@@ -21,11 +21,7 @@ REFUSED = {
     "whole_model_pt": "pickled whole model",
     "whole_ddp_pt_w2": "pickled whole model",
     "zero2_moe_w2": "mixture-of-experts",
-    "universal": "universal checkpoint",
-    "local": "give one of them",
-    "shardpt": "give one of them",
-    "accelerate_fsdp": "give one of them",
-    "hf_trainer_fsdp": "give one of them",
+    "fsdp1_local": "LOCAL_STATE_DICT",
 }
 WEIGHTS_ONLY = ("plain_dcp", "hf_trainer_ddp", "accelerate_ddp")
 NO_HYPER_PARAMETERS = ("elastic",)
@@ -44,8 +40,6 @@ def matches(case: Path, names: Iterable[str]) -> bool:
 
 def refusal(case: Path) -> str | None:
     """The words with which a source is refused that this version cannot convert."""
-    if "universal" in case.name and (case / "ckpt").exists():
-        return None
     return next((words for name, words in REFUSED.items() if name in case.name), None)
 
 

@@ -222,6 +222,12 @@ def test_paths_and_dates_come_back_as_data(value: Any, protocol: int) -> None:
     assert isinstance(loads(pickle.dumps(value, protocol), "file"), Opaque)
 
 
+def test_different_objects_of_one_class_stay_different() -> None:
+    days = [datetime.date(2026, 1, day) for day in range(1, 29)]
+    found = loads(pickle.dumps(days), "file")
+    assert len({repr(day.state) for day in found}) == len(days)
+
+
 def test_a_date_with_a_time_zone_comes_back_as_data() -> None:
     value = datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc)
     assert isinstance(loads(pickle.dumps(value, 2), "file"), Opaque)

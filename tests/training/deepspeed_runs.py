@@ -19,7 +19,8 @@ from training.wrap import make_optimizer, make_scheduler
 STATE_KEYS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
-def _config(case: Case) -> dict[str, Any]:
+def configuration(case: Case) -> dict[str, Any]:
+    """DeepSpeed's configuration for a case."""
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": GLOBAL_BATCH // world_size(),
         "gradient_accumulation_steps": 1,
@@ -44,7 +45,7 @@ def open_deepspeed(case: Case) -> Session:
     groups = decay_groups(net)
     base = make_optimizer(net, groups, case.optimizer)
     scheduler = make_scheduler(base)
-    config = _config(case)
+    config = configuration(case)
     engine, zero, _, _ = deepspeed.initialize(
         model=net, optimizer=base, lr_scheduler=scheduler, config=config, dist_init_required=False
     )
@@ -72,14 +73,14 @@ def open_deepspeed(case: Case) -> Session:
         module=engine.module,
         scheduler=scheduler,
         train_step=train_step,
-        gather=lambda: _gather(case, engine.module, zero, base),
+        gather=lambda: gather_whole(case, engine.module, zero, base),
         param_groups=lambda: group_meta(base, [names for names, _ in groups]),
         save=save,
         meta=meta,
     )
 
 
-def _gather(case: Case, module: nn.Module, zero: Any, base: Any) -> dict[str, Tensor]:
+def gather_whole(case: Case, module: nn.Module, zero: Any, base: Any) -> dict[str, Tensor]:
     """Asks DeepSpeed for whole tensors, parameter by parameter."""
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
         zero._hp_optimizer_states_linked = False  # stages 1 and 2 link the first group only: again

@@ -1,4 +1,4 @@
-"""Starts train.py and resume.py under torchrun for pytest, with the standard library alone."""
+"""Starts the scripts beside it under torchrun for pytest, with the standard library alone."""
 
 import contextlib
 import json
@@ -44,6 +44,56 @@ def run_resume(
     _torchrun(command, world_size, out.with_suffix(".log"), timeout_s)
     meta: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
     return meta
+
+
+def run_fsdp_saves(out_dir: Path, world_size: int, timeout_s: float = 300) -> None:
+    """Train under FSDP and save in many ways; see fsdp_saves.py for what is left there."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    log = out_dir / "saves.log"
+    _torchrun([str(HERE / "fsdp_saves.py"), str(out_dir)], world_size, log, timeout_s)
+
+
+def run_fsdp_loads(
+    jobs: Sequence[Mapping[str, str]], folder: Path, world_size: int, timeout_s: float = 240
+) -> None:
+    """Load full state dicts into live jobs; see fsdp_loads.py for the jobs and what they leave."""
+    folder.mkdir(parents=True, exist_ok=True)
+    listed, log = folder / f"jobs_w{world_size}.json", folder / f"loads_w{world_size}.log"
+    listed.write_text(json.dumps(list(jobs)))
+    _torchrun([str(HERE / "fsdp_loads.py"), str(listed)], world_size, log, timeout_s)
+
+
+def run_universal_loads(
+    jobs: Sequence[Mapping[str, Any]], folder: Path, world_size: int, timeout_s: float = 240
+) -> None:
+    """Load universal checkpoints into live DeepSpeed jobs; see universal_loads.py."""
+    folder.mkdir(parents=True, exist_ok=True)
+    listed, log = folder / f"jobs_w{world_size}.json", folder / f"universal_w{world_size}.log"
+    listed.write_text(json.dumps(list(jobs)))
+    _torchrun([str(HERE / "universal_loads.py"), str(listed)], world_size, log, timeout_s)
+
+
+def run_zero_jobs(
+    what: str, where: Path, log: Path, world_size: int, timeout_s: float = 300
+) -> None:
+    """Train or load DeepSpeed jobs; see zero_jobs.py for both."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    _torchrun([str(HERE / "zero_jobs.py"), what, str(where)], world_size, log, timeout_s)
+
+
+def run_jobs(
+    script: Path,
+    jobs: Sequence[Mapping[str, Any]],
+    folder: Path,
+    name: str,
+    world_size: int,
+    timeout_s: float,
+) -> None:
+    """Run a script that takes a JSON list of jobs; `folder` gets the list and a log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = folder / f"{name}.json"
+    listed.write_text(json.dumps(list(jobs)))
+    _torchrun([str(script), str(listed)], world_size, folder / f"{name}.log", timeout_s)
 
 
 def _torchrun(script: list[str], world_size: int, log: Path, timeout_s: float) -> None:
