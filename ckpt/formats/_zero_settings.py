@@ -177,7 +177,8 @@ def _refuse(config: Mapping[str, Plain], where: str, stage: int) -> None:
     if refused:
         raise Unsupported(
             f"{where}: {', '.join(refused)}: DeepSpeed then lays its checkpoint out, or loads it, "
-            "in another way than is written here; train without, or convert to another format"
+            "in another way than is written here; give --ds-config FILE, the configuration of the "
+            "job that will load it, without that, or convert to another format"
         )
 
 
