@@ -67,6 +67,7 @@ matrix: warm ## Resume under every other strategy; write docs/resume-matrix.md
 .PHONY: bench
 bench: $(INSTALLED) ## Measure time and memory against the frameworks' own converters
 	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
+	$(BIN)/python benchmarks/bench_states.py
 
 .PHONY: clean
 clean: ## Delete caches and benchmark data

@@ -10,7 +10,7 @@ import pytest
 
 from migrate.verify.comparison import Comparison, Sharing
 from migrate.verify.report import as_json, lines
-from migrate.verify.trace import Loader, Pass, Rank, Run, Step, Sums
+from migrate.verify.trace import Call, Loader, Pass, Rank, Run, Step, Sums
 from migrate.verify.verdict import judge
 
 NOTHING = Sums((0.0, 0.0), (0.0, 0.0))
@@ -125,6 +125,22 @@ def test_a_candidate_that_fails_is_never_said_to_train_the_same() -> None:
     failed = run(rank(0, status="raised", error="ValueError: no"), returncode=1)
     verdict = judge(compared(run(rank(0, step())), failed))
     assert (verdict.is_same, verdict.causes[0].name) == (False, "does-not-run")
+
+
+def calling(number: int, *names: str) -> Rank:
+    calls = tuple(Call(name, f"train.py:{number}", 0) for name in names)
+    return rank(number, step(), collectives=calls)
+
+
+def test_processes_may_call_the_same_from_other_lines_but_not_something_else() -> None:
+    original = run(rank(0, step()))
+    same = run(calling(0, "broadcast", "barrier"), calling(1, "broadcast", "barrier"))
+    assert judge(compared(original, same)).is_same
+    for other in (("broadcast",), ("broadcast", "all_reduce")):
+        found = judge(
+            compared(original, run(calling(0, "broadcast", "barrier"), calling(1, *other)))
+        )
+        assert found.causes[0].name == "processes-apart"
 
 
 def test_fewer_steps_are_a_difference() -> None:
