@@ -17,7 +17,7 @@ def find(c: Comparison) -> Iterator[Cause]:
             if cause is not None:
                 wrong.add(one.loader)
                 yield cause
-    if not any(one.trains for one in c.passes):
+    if c.first_parting is not None and not any(one.trains for one in c.passes):
         yield from _by_count(c)
 
 
