@@ -306,10 +306,11 @@ def table(rows: Iterable[Row]) -> list[str]:
     return lines + [f"| {' | '.join(row.cells)} |" for row in rows]
 
 
-def write_results(lines: Iterable[str]) -> None:
-    before, rest = README.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    README.write_text("\n".join([before + BEGIN, *lines, END]) + after)
+def write_results(lines: Iterable[str], begin: str = BEGIN, end: str = END) -> None:
+    """Into README.md, between two marks."""
+    before, rest = README.read_text().split(begin)
+    after = rest.split(end)[1]
+    README.write_text("\n".join([before + begin, *lines, end]) + after)
 
 
 def main() -> None:

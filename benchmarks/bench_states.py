@@ -14,7 +14,6 @@ from pathlib import Path
 
 from bench import (
     HERE,
-    README,
     Job,
     Row,
     delete,
@@ -25,6 +24,7 @@ from bench import (
     table,
     time_alternately,
     warm_page_cache,
+    write_results,
 )
 
 import ckpt
@@ -98,12 +98,6 @@ def rows_of(seconds: Mapping[str, float], peaks: Mapping[str, float]) -> list[Ro
     ]
 
 
-def write_results(lines: list[str]) -> None:
-    """Between the marks in README.md."""
-    before, rest = README.read_text().split(BEGIN)
-    README.write_text("\n".join([before + BEGIN, *lines, END]) + rest.split(END)[1])
-
-
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -128,7 +122,7 @@ def main() -> None:
     lines = ["", f"{machine()}. Times: medians of {arguments.repeats}.", ""]
     lines += [*table(rows_of(seconds, peaks)), ""]
     print("\n".join(lines))
-    write_results(lines)
+    write_results(lines, BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import README, Row, machine, table
+from bench import README, Row, machine, table, write_results
 
 SCRIPTS = README.parent.parent / "fixtures" / "scripts"
 TARGETS = ("ddp", "fsdp")
@@ -80,8 +80,7 @@ def main() -> None:
     lines = ["", f"{machine()}. Times: medians of {arguments.repeats}.", "", *found, ""]
     print("\n".join(lines))
     if arguments.write:
-        before, rest = README.read_text().split(BEGIN)
-        README.write_text("\n".join([before + BEGIN, *lines, END]) + rest.split(END)[1])
+        write_results(lines, BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,6 @@ class Pass:
     given: int = 0
     since_step: int = 0
     sizes: list[int] = field(default_factory=list)
-    steps: int = 0
-    """Optimizer steps that were taken before the first batch."""
     trains: bool = False
     """Whether a step followed one of its batches, before it had come to its end."""
     begin: int = 0
@@ -38,7 +36,6 @@ class Pass:
         return {
             "batches": self.batches[: self.given],
             "sizes": self.sizes,
-            "steps": self.steps,
             "trains": self.trains,
             "begin": self.begin,
             "end": self.end,
@@ -50,8 +47,6 @@ class Loader:
     """One DataLoader, numbered by the order in which they were made."""
 
     number: int
-    samples: int | None
-    sampler: str
     replicas: int
     seed: int | None
     passes: list[Pass] = field(default_factory=list)
@@ -59,9 +54,6 @@ class Loader:
     def listed(self) -> dict[str, Any]:
         """For the record."""
         return {
-            "samples": self.samples,
-            "sampler": self.sampler,
-            "replicas": self.replicas,
             "seed": self.seed,
             "passes": [one.listed() for one in self.passes],
         }
@@ -76,7 +68,6 @@ class Batches:
         self._loaders: list[Loader] = []
         self._open: dict[int, Pass] = {}  # passes whose batches may be those of the next step
         self.clock = 0
-        self.steps = 0
         self._pid = os.getpid()
 
     def watch(self) -> None:
@@ -95,7 +86,6 @@ class Batches:
         for one in self._open.values():
             one.trains, one.since_step = True, 0
         self._open.clear()
-        self.steps += 1
         return count
 
     def _watch_loaders(self) -> None:
@@ -160,8 +150,9 @@ class Batches:
         seen = loader.__dict__.get("_seen_as")
         if seen is None:
             return None
-        seen.passes.append(Pass(seen, steps=self.steps, begin=self.clock))
-        return seen.passes[-1] if isinstance(seen, Loader) else None
+        one = Pass(seen, begin=self.clock)
+        seen.passes.append(one)
+        return one
 
     def _note(self, one: Pass, batch: Any) -> None:
         asked = one.batches[one.given] if one.given < len(one.batches) else None
@@ -199,19 +190,11 @@ def _numbers(found: Any) -> list[Any]:
 
 
 def _described(loader: Any, number: int) -> Loader:
-    try:
-        samples = len(loader.dataset)
-    except TypeError:
-        samples = None
-    chain = list(itertools.islice(_samplers(loader), SAMPLER_DEPTH))
-    sharing = [item for item in chain if hasattr(item, "num_replicas")]
-    return Loader(
-        number=number,
-        samples=samples,
-        sampler=type(sharing[0] if sharing else chain[0]).__name__ if chain else "",
-        replicas=int(sharing[0].num_replicas) if sharing else 1,
-        seed=getattr(sharing[0], "seed", None) if sharing else None,
-    )
+    """Replicas and seed are those of a sampler that shares among processes."""
+    chain = itertools.islice(_samplers(loader), SAMPLER_DEPTH)
+    sharing = next((item for item in chain if hasattr(item, "num_replicas")), None)
+    replicas = int(sharing.num_replicas) if sharing else 1
+    return Loader(number, replicas, getattr(sharing, "seed", None))
 
 
 def _samplers(loader: Any) -> Iterator[Any]:

@@ -28,11 +28,10 @@ class Collectives:
         self._clock = clock
         self._calls: list[tuple[str, str, int]] = []
         self._waiting: list[tuple[str, str]] = []
-        self.count = 0
 
-    def listed(self) -> dict[str, Any]:
+    def listed(self) -> list[tuple[str, str, int]]:
         """For the record."""
-        return {"count": self.count, "calls": self._calls}
+        return self._calls
 
     def waiting(self) -> dict[str, Any] | None:
         """The outermost call that has begun and not ended."""
@@ -48,7 +47,6 @@ class Collectives:
             frame = sys._getframe(1)
             item = (function.__name__, line_of(frame))
             inner = str(frame.f_globals.get("__name__")).startswith(("torch.", "migrate.runner"))
-            self.count += 1
             if not inner and len(self._calls) < MAX_CALLS:
                 self._calls.append((*item, self._clock()))
             self._waiting.append(item)

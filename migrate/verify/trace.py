@@ -65,8 +65,6 @@ class Pass:
 
     batches: tuple[tuple[Any, ...], ...]
     sizes: tuple[int, ...]
-    steps: int
-    """Optimizer steps that were taken before it began."""
     trains: bool
     """Whether steps were taken with its batches."""
     begin: int
@@ -87,11 +85,8 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """One DataLoader; `replicas` and `seed` are those of its sampler, if it shares among ranks."""
+    """One DataLoader; `seed` is that of its sampler, if it shares among ranks."""
 
-    samples: int | None
-    sampler: str
-    replicas: int
     seed: int | None
     passes: tuple[Pass, ...]
 
@@ -143,7 +138,7 @@ class Rank:
                 "files": tuple((action, path) for action, path in content["files"]),
                 "outside": tuple((action, path) for action, path in content["outside"]),
                 "refused": tuple((action, path) for action, path in content["refused"]),
-                "collectives": tuple(Call(*call) for call in content["collectives"]["calls"]),
+                "collectives": tuple(Call(*call) for call in content["collectives"]),
                 "synthetic": tuple(content["synthetic"]),
             }
         )

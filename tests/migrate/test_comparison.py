@@ -26,11 +26,11 @@ def step(loss: float = 1.0, gradient: float = 1.0, **changes: Any) -> Step:
 
 def one_pass(*batches: tuple[Any, ...], trains: bool = True, begin: int = 0) -> Pass:
     end = begin + len(batches)
-    return Pass(batches, tuple(map(len, batches)), 0, trains, begin, end)
+    return Pass(batches, tuple(map(len, batches)), trains, begin, end)
 
 
-def loader(*passes: Pass, replicas: int = 1, seed: int | None = None) -> Loader:
-    return Loader(8, "RandomSampler", replicas, seed, passes)
+def loader(*passes: Pass) -> Loader:
+    return Loader(None, passes)
 
 
 def rank(number: int, *steps: Step, loaders: tuple[Loader, ...] = (), **changes: Any) -> Rank:

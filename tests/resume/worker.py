@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from training.leaving import run_and_leave
 from training.live import mean_over_ranks, rank
-from training.train import leave
 
 from resume.device import join
 from resume.strategies import STRATEGIES
@@ -115,9 +115,4 @@ def main(jobs: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]))
-    except BaseException:
-        traceback.print_exc()
-        leave(1)
-    leave(0)
+    run_and_leave(lambda: main(Path(sys.argv[1])))

@@ -27,6 +27,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import StateDictType
 from torch.optim import Optimizer
 
+from training.leaving import run_and_leave
 from training.live import (
     gather,
     gather_buffers,
@@ -37,7 +38,6 @@ from training.live import (
 )
 from training.model import RICH, build, decay_groups
 from training.resume import OTHER_SEED, STEPS_DONE, make_blank_state
-from training.train import leave
 from training.wrap import make_optimizer, make_scheduler, wrap
 
 NEXT_STEPS = 3
@@ -93,11 +93,4 @@ def main(jobs: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]))
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-        leave(1)
-    leave(0)
+    run_and_leave(lambda: main(Path(sys.argv[1])))

@@ -36,6 +36,7 @@ from torch.distributed.tensor import Shard
 from torch.optim import Optimizer
 
 from training.cases import Case
+from training.leaving import run_and_leave
 from training.live import (
     gather,
     gather_buffers,
@@ -47,7 +48,7 @@ from training.live import (
 )
 from training.model import RICH, Block, build, decay_groups
 from training.torch_runs import Session
-from training.train import CLIENT, STEPS, describe, leave
+from training.train import CLIENT, STEPS, describe
 from training.wrap import make_optimizer, make_scheduler
 
 Save = Callable[[Path, nn.Module, Optimizer, dict[str, Any]], None]
@@ -232,11 +233,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]))
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-        leave(1)
-    leave(0)
+    run_and_leave(lambda: main(Path(sys.argv[1])))

@@ -10,9 +10,7 @@ Optimizer state is infinite before loading, so that nothing can pass that was no
 import argparse
 import json
 import math
-import os
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ from torch.distributed.fsdp import StateDictType
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from training.leaving import run_and_leave
 from training.live import (
     gather,
     gather_buffers,
@@ -160,19 +159,15 @@ def resume(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Leaves by os._exit, as train.py does: gloo's threads may abort a normal exit."""
+    """Resume in a process group."""
     options = parse(arguments)
     torch.set_num_threads(1)
-    code = 0
-    try:
+
+    def action() -> None:
         dist.init_process_group("gloo")
         resume(options)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+
+    run_and_leave(action)
 
 
 if __name__ == "__main__":

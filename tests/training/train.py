@@ -9,7 +9,6 @@ import os
 import platform
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from training.cases import CASES, Case
+from training.leaving import run_and_leave
 from training.live import gather, gather_buffers, jsonable, rank, world_size
 from training.model import (
     GLOBAL_BATCH,
@@ -155,25 +155,13 @@ def train_all(out: Path, names: list[str]) -> None:
     dist.barrier()
 
 
-def leave(code: int) -> None:
-    """Skip the interpreter's own exit, in which gloo's threads abort now and then."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 def main(arguments: list[str]) -> None:
     """Run the named cases, or print the table."""
     if arguments == ["list"]:
         for case in CASES.values():
             print(case.name, *case.worlds)
         return
-    try:
-        train_all(Path(arguments[0]), arguments[1:])
-    except BaseException:
-        traceback.print_exc()
-        leave(1)
-    leave(0)
+    run_and_leave(lambda: train_all(Path(arguments[0]), arguments[1:]))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from torch import nn
 
 from training.cases import Case
 from training.deepspeed_runs import configuration, gather_whole
+from training.leaving import run_and_leave
 from training.live import group_meta, jsonable, mean_over_ranks, rank, world_size
 from training.model import ModelOptions, batch, build, decay_groups
 from training.wrap import make_optimizer, make_scheduler
@@ -93,22 +93,14 @@ def _step(engine: Any, step: int) -> float:
 
 
 def main(listed: Path) -> None:
-    """Leaves by os._exit, as train.py does: gloo's threads may abort a normal exit."""
+    """All jobs, one after another in one process group."""
     torch.set_num_threads(1)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    code = 0
-    try:
-        dist.init_process_group("gloo")
-        for job in json.loads(listed.read_text()):
-            print(job, flush=True)
-            load(job)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    dist.init_process_group("gloo")
+    for job in json.loads(listed.read_text()):
+        print(job, flush=True)
+        load(job)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_and_leave(lambda: main(Path(sys.argv[1])))

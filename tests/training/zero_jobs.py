@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,10 @@ from safetensors.torch import save_file
 
 from training.cases import Case
 from training.deepspeed_runs import gather_whole, open_deepspeed
+from training.leaving import run_and_leave
 from training.live import gather_buffers, group_meta, jsonable, mean_over_ranks, rank, world_size
 from training.model import FROZEN, RICH, ModelOptions, batch, build, decay_groups
-from training.train import CLIENT, STEPS, leave, run_case
+from training.train import CLIENT, STEPS, run_case
 from training.wrap import make_optimizer, make_scheduler
 
 OTHER_SEED = 4321
@@ -131,23 +131,18 @@ def _step(engine: Any, step: int) -> float:
 
 
 def main(what: str, where: Path) -> None:
-    """Leaves by os._exit, as train.py does: gloo's threads may abort a normal exit."""
+    """Everything in one process group."""
     torch.set_num_threads(1)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    try:
-        dist.init_process_group("gloo")
-        if what == "train":
-            train(where)
-        else:
-            for job in json.loads(where.read_text()):
-                print(job["folder"], flush=True)
-                load(job)
-        dist.barrier()
-    except BaseException:
-        traceback.print_exc()
-        leave(1)
-    leave(0)
+    dist.init_process_group("gloo")
+    if what == "train":
+        train(where)
+    else:
+        for job in json.loads(where.read_text()):
+            print(job["folder"], flush=True)
+            load(job)
+    dist.barrier()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    run_and_leave(lambda: main(sys.argv[1], Path(sys.argv[2])))
