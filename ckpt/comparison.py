@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ckpt.assemble import compare
-from ckpt.model import Checkpoint, Opaque, Plain, Scalar, StoredTensor
+from ckpt.model import Checkpoint, InlineTensor, Opaque, Plain, Scalar, StoredTensor
 from ckpt.outgoing import attributes
-from ckpt.values import read_number
+from ckpt.values import is_small, read_bytes, read_number
 
 __all__ = ["DiffItem", "diff"]
 
@@ -188,6 +188,10 @@ def _same(a: Plain, b: Plain) -> bool:
         return numbers[0] == numbers[1] or (numbers[0] != numbers[0] and numbers[1] != numbers[1])
     if isinstance(a, StoredTensor) and isinstance(b, StoredTensor):
         return a.shape == b.shape and compare(a, b, 0.0, 0.0) is None
+    if isinstance(a, InlineTensor):
+        return _same_as_array(b, a)
+    if isinstance(b, InlineTensor):
+        return _same_as_array(a, b)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         keys = {str(key): value for key, value in b.items()}
         return len(a) == len(b) and all(
@@ -196,3 +200,14 @@ def _same(a: Plain, b: Plain) -> bool:
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
+
+
+def _same_as_array(value: Plain, array: InlineTensor) -> bool:
+    """Whether a tensor has the bytes of a numpy array, which are at hand."""
+    if not isinstance(value, StoredTensor | InlineTensor):
+        return False
+    if (value.dtype, value.shape) != (array.dtype, array.shape):
+        return False
+    if isinstance(value, StoredTensor) and not is_small(value, len(array.data)):
+        return False
+    return read_bytes(value, len(array.data)) == array.data

@@ -25,6 +25,7 @@ class NoteKind(Enum):
     RENAMED = "renamed"
     TIED = "tied"
     KEPT_ONE = "one rank's"
+    BY_RANK = "by rank"
     UNVERIFIED = "not verified"
 
 

@@ -153,7 +153,8 @@ def plain_notes(objects: Mapping[str, Plain], taken: Sequence[str]) -> list[Note
     changed = tuple(name for name, tree in objects.items() if _changes(tree))
     if changed:
         detail = (
-            "objects of a class become dicts of their attributes, sets lists, others their text"
+            "objects of a class become dicts of their attributes, numpy arrays tensors, sets "
+            "lists, others their text"
         )
         notes.append(Note(NoteKind.CAST, changed, detail))
     renamed = tuple(f"{o} -> {n}" for o, n in _job_names(objects, taken).items() if o != n)

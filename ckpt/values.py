@@ -25,8 +25,8 @@ STRUCT_CODES = {
 }
 
 
-def read_bytes(tensor: StoredTensor | InlineTensor) -> bytes:
-    """The row-major bytes of a small tensor that one place stores.
+def read_bytes(tensor: StoredTensor | InlineTensor, most: int = MAX_BYTES) -> bytes:
+    """The row-major bytes of a small tensor, of `most` bytes, that one place stores.
 
     Raises:
         CorruptCheckpoint: the file ends before the tensor does.
@@ -34,16 +34,16 @@ def read_bytes(tensor: StoredTensor | InlineTensor) -> bytes:
     """
     if isinstance(tensor, InlineTensor):
         return tensor.data
-    if not is_small(tensor):
+    if not is_small(tensor, most):
         raise ValueError("read_bytes is for small tensors in one place; others need the engine")
     place = tensor.chunks[0]
     at = place.record.offset + place.start * tensor.dtype.itemsize
     return _read(place.record.path, at, tensor.nbytes)
 
 
-def is_small(tensor: StoredTensor) -> bool:
+def is_small(tensor: StoredTensor, most: int = MAX_BYTES) -> bool:
     """True for a tensor that `read_bytes` takes: small, in one place, row-major."""
-    return tensor.nbytes <= MAX_BYTES and len(tensor.chunks) == 1 and not tensor.chunks[0].strides
+    return tensor.nbytes <= most and len(tensor.chunks) == 1 and not tensor.chunks[0].strides
 
 
 def read_run(chunk: StoredChunk, dtype: DType, count: int) -> list[float]:

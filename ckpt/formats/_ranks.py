@@ -7,19 +7,20 @@ accelerate 1.15 utils/fsdp_utils.py (`save_fsdp_model` with use_dcp=False, and L
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ckpt.by_rank import content_of
 from ckpt.chunks import coverage
 from ckpt.errors import AmbiguousSource, CorruptCheckpoint, MissingPart
-from ckpt.model import Opaque, Plain, StoredChunk, StoredTensor, walk
+from ckpt.model import Opaque, Plain, StoredChunk, StoredTensor
 from ckpt.names import is_buffer
 from ckpt.note import summarise
 from ckpt.optimizer_dict import is_optimizer
 from ckpt.storage import torch_file
 from ckpt.storage.sharded_tensors import ShardedPart, is_sharded, sharded_part
-from ckpt.values import is_small, read_bytes, read_number
+from ckpt.values import read_number
 
 __all__ = [
     "EXTRA",
@@ -27,6 +28,7 @@ __all__ = [
     "RankFiles",
     "by_own_rank",
     "find_rank_files",
+    "has_shards",
     "merge",
     "rank_in_name",
 ]
@@ -175,7 +177,7 @@ class Merged:
 
     def _plain(self, values: Mapping[int, Plain], path: KeyPath, in_optimizer: bool) -> Plain:
         rank, first = next(iter(values.items()))
-        other = next((r for r, v in values.items() if _content(v) != _content(first)), None)
+        other = next((r for r, v in values.items() if content_of(v) != content_of(first)), None)
         if other is None:
             return first
         numbers = [read_number(v) for v in (first, values[other])]
@@ -232,6 +234,15 @@ def _are_lists(values: Mapping[int, Plain]) -> bool:
     return len({len(value) for value in values.values()}) == 1
 
 
+def has_shards(tree: Plain) -> bool:
+    """True where a sharded tensor is in a tree."""
+    if isinstance(tree, Mapping):
+        return any(has_shards(value) for value in tree.values())
+    if isinstance(tree, list | tuple):
+        return any(has_shards(value) for value in tree)
+    return is_sharded(tree)
+
+
 def by_own_rank(trees: Mapping[int, Plain]) -> dict[int, Plain]:
     """The trees by the ranks that their sharded tensors name, where all do so and differently."""
     own = [_own_rank(tree) for tree in trees.values()]
@@ -285,19 +296,3 @@ def _whole(parts: Mapping[int, ShardedPart], where: str) -> StoredTensor:
             f"{where}: ranks hold overlapping parts of {first.shape}: files of two saves"
         )
     return StoredTensor(first.dtype, first.shape, tuple(boxes.values()))
-
-
-def _content(tree: Plain) -> Sequence[object]:
-    """What a value is, for comparison: its tensors by their checksums."""
-    return [
-        (path, leaf.shape, _mark(leaf)) if isinstance(leaf, StoredTensor) else (path, repr(leaf))
-        for path, leaf in walk(tree)
-    ]
-
-
-def _mark(tensor: StoredTensor) -> object:
-    """Checksum of a tensor's bytes; where there is none, small ones are read, others differ."""
-    place = tensor.chunks[0]
-    if place.record.crc32 is not None:
-        return place.record.crc32, place.start, place.strides
-    return read_bytes(tensor) if is_small(tensor) else place.record

@@ -22,10 +22,23 @@ from ckpt.optimizers import OptimizerClass, step_value
 from ckpt.outgoing import job_data, named_objects
 from ckpt.plan import FlatTensor, OutTensor
 
-__all__ = ["STAGE_3", "Target", "module_only", "parameter_files", "same_options"]
+__all__ = [
+    "LATEST",
+    "MASTER",
+    "OPTIMIZER_STATE",
+    "PARAM",
+    "STAGE_3",
+    "STEP",
+    "SUFFIX",
+    "Target",
+    "module_only",
+    "parameter_files",
+    "same_options",
+]
 
 STAGE_3 = 3
-MASTER, STEP, PARAM, CAT_DIM = "fp32", "step", "param", "cat_dim"
+LATEST, OPTIMIZER_STATE, SUFFIX = "latest_universal", "optimizer_state.pt", ".pt"
+MASTER, STEP, PARAM, CAT_DIM = "fp32", "step", "param", "cat_dim"  # checkpoint/constants.py
 SCALER, SCHEDULER = "loss_scaler", "lr_scheduler"
 RESERVED = (
     "module",

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ckpt.errors import Unsupported
 from ckpt.formats._deepspeed import job_objects, model_state
-from ckpt.formats._trainer_files import notes_beside
+from ckpt.formats._trainer_files import job_beside
 from ckpt.model import Checkpoint, Opaque, Origin, Param, ParamGroup, Plain, StoredTensor
 from ckpt.names import clean_names, is_buffer
 from ckpt.note import Note, NoteKind
@@ -121,19 +121,16 @@ def build(
     ties = {alias: owner for alias, owner in ties.items() if owner in params or owner in buffers}
     known = params.keys() | buffers | ties.keys()
     lost = [name for name in every if name not in known]
+    objects, left_out = _objects(content, loss_scaler, path.parent.parent)
     return Checkpoint(
         params=params,
         buffers={name: module[name] for name in module if name in buffers},
         order=tuple(name for name in every if name in known),
         ties=ties,
         groups=tuple(ParamGroup(tuple(members), options) for members, options in trained.groups),
-        objects=_objects(content, loss_scaler),
+        objects=objects,
         origin=replace(origin, stripped=tuple(dict.fromkeys([*names.stripped, *own.stripped]))),
-        notes=(
-            *notes,
-            *_notes(lost, sorted(buffers), content, origin),
-            *notes_beside(path.parent.parent),
-        ),
+        notes=(*notes, *_notes(lost, sorted(buffers), content, origin), *left_out),
     )
 
 
@@ -218,11 +215,15 @@ def _module_ties(
     return ties
 
 
-def _objects(content: Mapping[str, Any], loss_scaler: Plain) -> dict[str, Plain]:
+def _objects(
+    content: Mapping[str, Any], loss_scaler: Plain, root: Path
+) -> tuple[dict[str, Plain], tuple[Note, ...]]:
+    """The rest of the job, a trainer's files at the root included, and a note about the others."""
     objects = job_objects(content)
     if isinstance(loss_scaler, Opaque) and loss_scaler.type_name.endswith("DynamicLossScaler"):
         objects["loss_scaler"] = loss_scaler
-    return objects
+    beside, left_out = job_beside(root, taken=objects)
+    return objects | beside, left_out
 
 
 def _notes(

@@ -54,7 +54,7 @@ def plan_stage_3(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
     models, optims = [], []
     for rank in range(settings.world_size):
         shared = job.shared() if rank == 0 else {}  # only rank 0 looks for tied parameters
-        content = job.model_states(_placeholders(job), shapes, _fragments(job, rank), shared)
+        content = job.model_states(_placeholders(job), shapes, _fragments(job, rank), shared, rank)
         models.append(job.file(model_file(rank), content))
         name = optim_file(rank, is_bf16=settings.is_bf16)
         optims.append(job.optim_file(name, _partition(job, parts, rank)))

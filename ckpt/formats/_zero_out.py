@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import ckpt.by_rank as by_rank
 from ckpt.checks import step_of
 from ckpt.errors import MissingPart
 from ckpt.format import WeightDType, WriteOptions
@@ -110,8 +111,9 @@ class Job:
         shapes: Sequence[Plain],
         frozen: Mapping[str, Plain] | None,
         shared: Mapping[str, str],
+        rank: int | None = None,
     ) -> dict[str, Plain]:
-        """The content of a model_states file."""
+        """The content of a model_states file: of a rank, or of all."""
         objects, settings = self.checkpoint.objects, self.settings
         samples = objects.get("global_samples")
         ties, buffers = self.checkpoint.ties, self.checkpoint.buffers
@@ -135,12 +137,13 @@ class Job:
             "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 1},
             "ds_config": job_data(settings.config),
             "ds_version": DEEPSPEED_VERSION,
-            **self.client_state(),
+            **self.client_state(rank),
         }
 
-    def client_state(self) -> dict[str, Plain]:
+    def client_state(self, rank: int | None) -> dict[str, Plain]:
         """The rest of the job, which `load_checkpoint` hands back to the script."""
         rest = _client(self.checkpoint)
+        rest = rest if rank is None else by_rank.objects_of(rank, rest)
         named = named_objects(replace(self.checkpoint, objects=rest), OWN_KEYS)
         return {name: job_data(value) for name, value in named.items()}
 
@@ -174,6 +177,7 @@ def job_of(checkpoint: Checkpoint, options: WriteOptions, stage: int) -> Job:
     if not checkpoint.order:
         raise MissingPart(f"{checkpoint.origin.path}: holds no weights to write")
     settings, notes = settings_of(checkpoint, options, stage)
+    checkpoint, lost = by_rank.fitting(checkpoint, settings.world_size)
     checkpoint, told = arranged(checkpoint, options.like, settings.optimizer, f"zero{stage}")
     if options.like is None and not checkpoint.origin.format.startswith("zero"):
         told += _frozen_notes(checkpoint)
@@ -182,7 +186,7 @@ def job_of(checkpoint: Checkpoint, options: WriteOptions, stage: int) -> Job:
         owner = checkpoint.ties.get(name, name)
         if owner in names:
             names[owner] = name
-    return Job(checkpoint, settings, Flattener(checkpoint), names, (*notes, *told))
+    return Job(checkpoint, settings, Flattener(checkpoint), names, (*notes, *lost, *told))
 
 
 def step_of_job(checkpoint: Checkpoint) -> float | int | None:

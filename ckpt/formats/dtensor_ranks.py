@@ -25,6 +25,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ckpt.by_rank import BY_RANK, gathered
 from ckpt.errors import CorruptCheckpoint, MissingPart, UnknownFormat, Unsupported
 from ckpt.format import Format, Match, ReadOptions
 from ckpt.formats._flat_params import read_units, taken_apart, with_optimizer
@@ -34,6 +35,7 @@ from ckpt.formats._ranks import (
     RankFiles,
     by_own_rank,
     find_rank_files,
+    has_shards,
     merge,
     rank_in_name,
 )
@@ -67,24 +69,42 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
     """The training state in the files of all ranks; metadata only."""
     found = find_rank_files(path)
     tree: dict[str, Plain] = {}
-    notes: list[Note] = []
     parts = dict[str, Merged]()
     for part, files in found.parts.items():
         value, parts[part] = _read_part(path, part, files, found, options)
-        notes += _notes(parts[part], part)
         tree |= value if part in ("", EXTRA) else {part: value}
     count = max(len(files) for files in found.parts.values())
-    if options.model is not None and _is_local(tree):
+    is_local = options.model is not None and _is_local(tree)
+    if is_local:
         tree = _without_flat_params(tree, parts, options, str(path))
         options = replace(options, param_order=None)
-        notes.append(FROM_MODEL)
     if not any(merged.sharded for merged in parts.values()):
-        return _without_shards(path, tree, parts, options, count)
+        origin = Origin("torch", str(path), None, count)
+        checkpoint = gathered(read_training_dict(tree, options, origin), _jobs(found, parts))
+        return _without_shards(checkpoint, parts)
     folder = path.parent if path.is_file() else path
     job, beside = job_beside(folder, taken=tree)
     origin = Origin(NAME, str(path), "torch.save by every rank", count)
     checkpoint = read_training_dict(tree | job, options, origin)
+    checkpoint = gathered(checkpoint, _jobs(found, parts))
+    notes = [note for part, merged in parts.items() for note in _notes(merged, part, checkpoint)]
+    notes += [FROM_MODEL] if is_local else []
     return replace(checkpoint, notes=(*checkpoint.notes, *notes, *beside))
+
+
+def _jobs(found: RankFiles, parts: Mapping[str, Merged]) -> list[Mapping[str, Plain]]:
+    """What each rank saved beside the model and the optimizer."""
+    ranks = range(max(len(files) for files in found.parts.values()))
+    whole = [merged.trees for part, merged in parts.items() if part in ("", EXTRA)]
+    return [
+        {
+            name: value
+            for trees in whole
+            for name, value in trees.get(rank, {}).items()
+            if not has_shards(value)
+        }
+        for rank in ranks
+    ]
 
 
 def _read_part(
@@ -162,11 +182,14 @@ def _require_all(
         )
 
 
-def _notes(merged: Merged, part: str) -> list[Note]:
-    """What every rank has in its own way, and what was left out."""
+def _notes(merged: Merged, part: str, checkpoint: Checkpoint) -> list[Note]:
+    """What every rank has in its own way and is not kept, and what was left out."""
     detail = "the ranks saved different values; those of rank 0 are taken"
-    known = tuple(dict.fromkeys(".".join(path) for path in merged.differing))
-    other = tuple(dict.fromkeys(".".join(path) for path in merged.local))
+    kept = checkpoint.objects.get(BY_RANK, {})
+    known, other = (
+        tuple(dict.fromkeys(".".join(path) for path in paths if path[0] not in kept))
+        for paths in (merged.differing, merged.local)
+    )
     notes = [
         Note(NoteKind.KEPT_ONE, names, detail, needs_consent=names is other)
         for names in (known, other)
@@ -178,26 +201,26 @@ def _notes(merged: Merged, part: str) -> list[Note]:
     return notes
 
 
-def _without_shards(
-    path: Path,
-    tree: Mapping[str, Plain],
-    parts: Mapping[str, Merged],
-    options: ReadOptions,
-    count: int,
-) -> Checkpoint:
+def _without_shards(checkpoint: Checkpoint, parts: Mapping[str, Merged]) -> Checkpoint:
     """Files of ranks that hold whole tensors, as some scripts save them under DDP.
 
     Raises:
         Unsupported: the ranks hold different tensors, of which nothing tells the place.
     """
-    local = [".".join(place) for merged in parts.values() for place in merged.local]
+    kept = checkpoint.objects.get(BY_RANK, {})
+    local = [
+        ".".join(place)
+        for merged in parts.values()
+        for place in merged.local
+        if place[0] not in kept
+    ]
     if local:
         raise Unsupported(
-            f"{path}: {summarise(local)} differs between ranks, and nothing tells which part of "
-            "the whole a rank has. Save the sharded tensors themselves instead of to_local() of "
-            "them, or with torch.distributed.checkpoint."
+            f"{checkpoint.origin.path}: {summarise(local)} differs between ranks, and nothing "
+            "tells which part of the whole a rank has. Save the sharded tensors themselves instead "
+            "of to_local() of them, or with torch.distributed.checkpoint."
         )
-    return read_training_dict(tree, options, Origin("torch", str(path), None, count))
+    return checkpoint
 
 
 FORMAT = Format(

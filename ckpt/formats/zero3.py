@@ -21,6 +21,7 @@ from math import ceil, prod
 from pathlib import Path
 from typing import Any
 
+from ckpt.by_rank import gathered
 from ckpt.errors import CorruptCheckpoint, Unsupported
 from ckpt.format import WORLD_OPTIONS, Format, Match, ReadOptions, WriteOptions
 from ckpt.formats._deepspeed import (
@@ -41,8 +42,7 @@ from ckpt.formats._deepspeed import (
 )
 from ckpt.formats._zero import Trained, build, flat_states
 from ckpt.formats._zero3_out import plan_stage_3
-from ckpt.model import Checkpoint, Origin, Plain, StoredTensor, walk
-from ckpt.note import Note, NoteKind
+from ckpt.model import Checkpoint, Origin, Plain, StoredTensor
 from ckpt.plan import WritePlan
 from ckpt.values import read_number
 
@@ -77,30 +77,9 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
         writer=f"deepspeed {first.get('ds_version')}",
         world_size=len(model_files),
     )
-    scaler, notes = partitions[0].get("loss_scaler"), _notes_of_ranks(contents)
-    return build(first, model_files[0], trained, scaler, origin, notes)
-
-
-def _notes_of_ranks(contents: Sequence[Rank]) -> list[Note]:
-    """What of the job every rank saved differently, such as its random number state."""
-    jobs = [job_objects(content) for content in contents]
-    differing = tuple(
-        name for name in jobs[0] if len({_content(job.get(name)) for job in jobs}) > 1
-    )
-    detail = "the ranks saved different values; those of rank 0 are taken"
-    return [Note(NoteKind.KEPT_ONE, differing, detail)] if differing else []
-
-
-def _content(tree: Plain) -> str:
-    """A job's value as text, its tensors by their checksums."""
-    return repr(
-        [
-            (path, (leaf.shape, [chunk.record.crc32 for chunk in leaf.chunks]))
-            if isinstance(leaf, StoredTensor)
-            else (path, leaf)
-            for path, leaf in walk(tree)
-        ]
-    )
+    scaler = partitions[0].get("loss_scaler")
+    checkpoint = build(first, model_files[0], trained, scaler, origin)
+    return gathered(checkpoint, [job_objects(content) for content in contents])
 
 
 def _require_one_save(

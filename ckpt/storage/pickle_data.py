@@ -5,14 +5,13 @@ longer than one load is handed out: functions, dtypes and storages come in wrapp
 be given a state, classes are made anew for each load, and `finished` turns what was built into
 `StoredTensor`, `DType` and `Opaque` at the end.
 
-Source of the tensor rebuild arguments: torch 2.13.0 torch/_utils.py; of numpy's: numpy 2.4.
+Source of the tensor rebuild arguments: torch 2.13.0 torch/_utils.py.
 """
 
 from __future__ import annotations
 
 import codecs
 import pickle
-import struct
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from ckpt.chunks import Chunk, row_major_strides
 from ckpt.dtypes import DType
 from ckpt.errors import CorruptCheckpoint, Unsupported
 from ckpt.model import Opaque, Record, StoredChunk, StoredTensor
+from ckpt.storage.numpy_data import NumpyDtype, scalar, tensor_of
 
 __all__ = ["STORAGE_DTYPES", "StorageRef", "data_class", "finished", "lookup", "python_3_name"]
 
@@ -234,49 +234,13 @@ def _nested_class(cls: Any, name: Any) -> type[_Data]:
 # --- numpy --------------------------------------------------------------------------------------
 
 
-class _NumpyDtype:
-    """A numpy dtype of plain numbers: enough to decode scalars and arrays without numpy."""
-
-    CODES: Mapping[str, str] = {
-        "f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i", "i2": "h", "i1": "b",
-        "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?",
-    }  # fmt: skip
-
-    def __init__(self, code: str, *_ignored: Any) -> None:
-        if code not in self.CODES:
-            raise Unsupported(
-                f"a numpy array or scalar of dtype {code!r} is no plain number; save it as a list"
-            )
-        self.name, self.code, self.order = code, self.CODES[code], "<"
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        if state[1] == ">":
-            self.order = ">"
-
-    def unpack(self, data: bytes) -> tuple[Any, ...]:
-        """The numbers in `data`."""
-        count = len(data) // struct.calcsize(self.code)
-        return struct.unpack(f"{self.order}{count}{self.code}", data)
-
-
 class _NumpyArray(_Data):
-    """A numpy array of plain numbers; becomes an `Opaque` with its values in a list."""
+    """A numpy array of plain numbers; becomes an `Opaque` around a tensor."""
 
     type_name = "numpy.ndarray"
 
     def __setstate__(self, state: Any) -> None:
-        _version, shape, dtype, fortran, data = state
-        values = list(dtype.unpack(_raw(data)))
-        self.args = ()
-        self.state = {"shape": shape, "fortran_order": fortran, "values": values}
-
-
-def _raw(data: Any) -> bytes:
-    return data.encode("latin-1") if isinstance(data, str) else bytes(data)
-
-
-def _numpy_scalar(dtype: _NumpyDtype, data: Any) -> Any:
-    return dtype.unpack(_raw(data))[0]
+        self.args, self.state = (), tensor_of(state)
 
 
 def _numpy_reconstruct(*_ignored: Any) -> _NumpyArray:
@@ -364,9 +328,9 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "torch._utils._rebuild_parameter_with_state": _rebuild_parameter,
     "torch._utils._rebuild_wrapper_subclass": _rebuild_wrapper_subclass,
     "torch._tensor._rebuild_from_type_v2": _rebuild_from_type,
-    "numpy.dtype": _NumpyDtype,
-    "numpy.core.multiarray.scalar": _numpy_scalar,
-    "numpy._core.multiarray.scalar": _numpy_scalar,
+    "numpy.dtype": NumpyDtype,
+    "numpy.core.multiarray.scalar": scalar,
+    "numpy._core.multiarray.scalar": scalar,
     "numpy.core.multiarray._reconstruct": _numpy_reconstruct,
     "numpy._core.multiarray._reconstruct": _numpy_reconstruct,
 }
@@ -422,7 +386,7 @@ class _Finisher:
             return value.dtype, 1
         if isinstance(value, _Name):
             return value.name, 1
-        if isinstance(value, _NumpyDtype):
+        if isinstance(value, NumpyDtype):
             return f"numpy.{value.name}", 1
         if not isinstance(value, dict | list | tuple | set | frozenset | _Data):
             return value, 1

@@ -83,13 +83,3 @@ def test_model_parallel_files_are_refused(name: str, tmp_path: Path) -> None:
     shutil.copy(file, file.with_name(name))
     with pytest.raises(ckpt.CkptError, match="only data-parallel"):
         ckpt.open(source)
-
-
-def test_what_ranks_saved_differently_is_told(tmp_path: Path) -> None:
-    source = Path(shutil.copytree(ZERO3 / "ckpt", tmp_path / "source"))
-    for rank in (0, 1):
-        file = next(source.rglob(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"))
-        content = torch.load(file, weights_only=False)
-        torch.save(content | {"rng": torch.full((8,), rank), "same": torch.ones(2)}, file)
-    notes = [str(note) for note in ckpt.open(source).notes]
-    assert [note for note in notes if note.startswith("one rank's: rng: the ranks saved")]

@@ -185,19 +185,28 @@ def test_numpy_scalars_come_back_as_numbers(value: Any, protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-@pytest.mark.parametrize("code", ["<f4", ">f4", "<i8", ">u2", "<f2", "i1"])
-def test_numpy_arrays_come_back_as_data(code: str, protocol: int) -> None:
-    array = np.array([[0, 1, 2], [1, 0, 1]]).astype(code)
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("code", ["<f4", ">f4", "<i8", ">u2", "<f2", "i1", "<u4", "?"])
+def test_numpy_arrays_come_back_as_tensors(code: str, order: Any, protocol: int) -> None:
+    array = np.array([[0, 1, 2], [1, 0, 1]]).astype(code, order=order)
     found = loads(pickle.dumps(array, protocol), "file")
     assert found.type_name == "numpy.ndarray"
-    assert found.state["shape"] == (2, 3)
-    assert found.state["values"] == [0, 1, 2, 1, 0, 1]
+    assert found.state.shape == (2, 3)
+    little = array.astype(array.dtype.newbyteorder("<"))
+    assert found.state.data == np.ascontiguousarray(little).tobytes()
+    assert found.state.dtype.torch_name == array.dtype.newbyteorder("=").name
 
 
 def test_numpys_random_state_comes_back_as_data() -> None:
     name, keys, position, has_gauss, gauss = np.random.RandomState(3).get_state(legacy=True)
     found = loads(pickle.dumps((name, keys, position, has_gauss, gauss), 2), "file")
-    assert found[1].state["values"] == keys.tolist()
+    assert found[1].state.data == keys.tobytes()
+
+
+def test_a_numpy_array_with_too_few_numbers_is_corrupt() -> None:
+    data = pickle.dumps(np.zeros((2, 3), "u1"), 2).replace(b"K\x02K\x03\x86", b"K\x02K\x04\x86")
+    with pytest.raises(CorruptCheckpoint):
+        loads(data, "file")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
