@@ -124,6 +124,7 @@ def prepare(
     ds_config: PathLike | Mapping[str, Plain] | None = None,
     like: PathLike | None = None,
     stage: int | None = None,
+    ds_version: str | None = None,
     overwrite: bool = False,
     allow_loss: bool = False,
 ) -> Conversion:
@@ -139,6 +140,7 @@ def prepare(
         ds_config: DeepSpeed's configuration of that job, or a JSON file with it.
         like: a DeepSpeed checkpoint of that job, for order, groups and layout.
         stage: its ZeRO stage, for a universal checkpoint; None for the source's.
+        ds_version: DeepSpeed's release there, for a universal checkpoint; None for 0.18 or newer.
         overwrite: replace an output that is there, once the new one is complete.
         allow_loss: go on although something is lost that the target could hold.
         Others: see `open_checkpoint`.
@@ -147,7 +149,7 @@ def prepare(
         CkptError: see `ckpt.errors`; the message says what to do.
     """
     target, path = registry.target(to), Path(source)
-    job = (world_size, ds_config, like, stage)
+    job: Job = (world_size, ds_config, like, stage, ds_version)
     options = _write_options(target, dtype, max_shard_bytes, hf_config, job)
     goal = Path(output) if output is not None else default_output(path, target)
     if path.exists():
@@ -186,7 +188,9 @@ def _planned(
     return Conversion(checkpoint, target, goal, plan, notes, _digest(checkpoint, plan, asked))
 
 
-Job = tuple[int | None, PathLike | Mapping[str, Plain] | None, PathLike | None, int | None]
+Job = tuple[
+    int | None, PathLike | Mapping[str, Plain] | None, PathLike | None, int | None, str | None
+]
 """The values of `WORLD_OPTIONS`."""
 
 
@@ -198,7 +202,7 @@ def _write_options(
     job: Job,
 ) -> WriteOptions:
     _refuse_unused(target, job)
-    world_size, ds_config, like, stage = job
+    world_size, ds_config, like, stage, ds_version = job
     return WriteOptions(
         None if dtype is None else WeightDType(dtype),
         max_shard_bytes,
@@ -207,6 +211,7 @@ def _write_options(
         _configuration(ds_config),
         _model_job(like),
         stage,
+        ds_version,
     )
 
 

@@ -132,6 +132,10 @@ def main() -> None:
     "--stage", type=click.IntRange(1, 3),
     help="ZeRO stage of that job, for a universal checkpoint.  [default: the source's]",
 )  # fmt: skip
+@click.option(
+    "--ds-version", metavar="VERSION",
+    help="DeepSpeed's release there, for a universal checkpoint.  [default: 0.18 or newer]",
+)  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace an output that is there.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done and write nothing.")
 @click.option("--allow-loss", is_flag=True, help="Go on although something cannot be kept.")

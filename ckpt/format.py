@@ -16,6 +16,7 @@ from ckpt.model import Checkpoint, Plain
 from ckpt.plan import WritePlan
 
 __all__ = [
+    "SHARD_OPTIONS",
     "WORLD_OPTIONS",
     "Format",
     "Match",
@@ -26,8 +27,11 @@ __all__ = [
 ]
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
-WORLD_OPTIONS = ("world_size", "ds_config", "like", "stage")
+SHARD_OPTIONS = ("world_size", "ds_config", "like")
 """Fields of `WriteOptions` about the job that will load an output cut for its ranks."""
+
+WORLD_OPTIONS = (*SHARD_OPTIONS, "stage", "ds_version")
+"""The same, and those that decide the layout of an output for any number of ranks."""
 
 
 class Part(Enum):
@@ -100,6 +104,7 @@ class WriteOptions:
         ds_config: DeepSpeed's configuration of that job.
         like: a DeepSpeed checkpoint of that job, for what the source does not tell.
         stage: ZeRO stage of that job, where the format does not imply it; None for the source's.
+        ds_version: DeepSpeed's release there, such as "0.16.9", where its loading differs.
     """
 
     dtype: WeightDType | None = None
@@ -109,6 +114,7 @@ class WriteOptions:
     ds_config: Mapping[str, Plain] | None = None
     like: Checkpoint | None = field(default=None, repr=False)
     stage: int | None = None
+    ds_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ Source: deepspeed 0.19.8 runtime/engine.py (`load_checkpoint`), runtime/base_opt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckpt.dtypes import DType
@@ -24,7 +25,7 @@ from ckpt.formats._universal_files import (
     parameter_files,
     same_options,
 )
-from ckpt.model import Checkpoint, ParamGroup, StoredTensor
+from ckpt.model import Checkpoint, InlineTensor, ParamGroup, StoredTensor
 from ckpt.note import Note, NoteKind, summarise
 from ckpt.optimizers import class_of, require_elementwise, translated
 from ckpt.outgoing import plain_notes
@@ -37,6 +38,11 @@ __all__ = ["plan_universal"]
 STAGES = (1, 2, 3)
 ADAM_STATES = ("exp_avg", "exp_avg_sq")
 DEFAULT_VERSION = "0.19.8"
+VERSION = re.compile(r"^(\d+)\.(\d+)(?:\.(\d+))?")
+Release = tuple[int, ...]
+FIRST_WITH_STEPS: Release = (0, 14, 1)  # universal_checkpoint.py (`load_hp_checkpoint_state`)
+FIRST_WITH_STAGE_3: Release = (0, 14, 5)  # zero/stage3.py
+FIRST_WITH_GROUPS: Release = (0, 18, 0)  # zero/stage3.py: more than the first sub-group
 TITLE = "DeepSpeed universal checkpoint"
 
 
@@ -60,13 +66,14 @@ def plan_universal(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
     target = Target(
         checkpoint=own,
         stage=stage,
-        ds_version=_version(checkpoint),
+        ds_version=options.ds_version or _version(checkpoint),
         dtype=options.dtype,
         names=_first_names(own),
         optimizer=class_of(own).found,
         steps=steps,
     )
-    notes = (*translating, *making, *_writing_notes(target), *plain_notes(target.job(), ()))
+    older = _notes_of_release(target, _release(options.ds_version))
+    notes = (*translating, *making, *older, *_writing_notes(target), *plain_notes(target.job(), ()))
     commit = CommitFile(LATEST, lambda _spans: target.tag.encode())
     return WritePlan(files=tuple(_files(target, states)), notes=notes, commit=(commit,))
 
@@ -90,6 +97,51 @@ def _version(checkpoint: Checkpoint) -> str:
     """The DeepSpeed version to name; its loading asks for one and refuses those before 0.3.17."""
     name, _, version = (checkpoint.origin.writer or "").partition(" ")
     return version if name == "deepspeed" and version[:1].isdigit() else DEFAULT_VERSION
+
+
+def _release(version: str | None) -> Release | None:
+    """`--ds-version` in numbers.
+
+    Raises:
+        Unsupported: it is no version.
+    """
+    match = VERSION.match(version or "")
+    if version is not None and match is None:
+        raise Unsupported(f"--ds-version {version}: expected a release such as {DEFAULT_VERSION}")
+    return tuple(int(number) for number in match.groups(default="0")) if match else None
+
+
+def _notes_of_release(target: Target, release: Release | None) -> list[Note]:
+    """What the job has to keep to so that an older release loads the folder.
+
+    Raises:
+        Unsupported: that release cannot load it.
+    """
+    if release is None:
+        return []
+    named = f"DeepSpeed {target.ds_version}"
+    oldest = FIRST_WITH_STAGE_3 if target.stage == STAGE_3 else FIRST_WITH_STEPS
+    if release < oldest:
+        raise Unsupported(
+            f"--ds-version {target.ds_version}: releases before {_dotted(oldest)} cannot load a "
+            f"universal checkpoint with its optimizer into stage {target.stage}; convert to "
+            f"zero{target.stage}"
+        )
+    if target.stage != STAGE_3 or release >= FIRST_WITH_GROUPS:
+        return []
+    groups = len(target.checkpoint.groups)
+    if groups > 1:
+        raise Unsupported(
+            f"{target.checkpoint.origin.path}: {groups} param groups, of which stage 3 of {named} "
+            f"loads the first only; convert to zero3, or load with {_dotted(FIRST_WITH_GROUPS)} "
+            "or newer"
+        )
+    detail = f"stage 3 of {named} loads one; a job whose sub_group_size makes several fails"
+    return [Note(NoteKind.UNVERIFIED, ("sub-groups",), detail, of_job=True)]
+
+
+def _dotted(release: Release) -> str:
+    return ".".join(map(str, release))
 
 
 def _first_names(checkpoint: Checkpoint) -> dict[str, str]:
@@ -192,6 +244,12 @@ def _writing_notes(target: Target) -> Iterator[Note]:
             "all; they are left out, so that the engine keeps what its configuration says"
         )
         yield Note(NoteKind.DROPPED, tuple(differing), detail, of_job=True)
+    if target.stage == STAGE_3 and isinstance(target.step(0), InlineTensor):
+        detail = (
+            "DeepSpeed's stage 3 gives all sub-groups one step tensor, which torch's optimizers "
+            "count up once for each: with several, bias corrections run ahead; zero3 has not this"
+        )
+        yield Note(NoteKind.UNVERIFIED, ("step",), detail, of_job=True)
     casts = {
         (tensor.dtype.torch_name, fqn)
         for group in checkpoint.groups

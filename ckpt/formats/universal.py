@@ -5,6 +5,10 @@ param groups, and the model_states files of the save come along. Stages 1 and 2 
 `{"param": tensor, "cat_dim": 0}` and `step.pt`; stage 3 reads bare 1-D tensors (dicts only since
 0.19.3) and one step for all out of `optimizer_state.pt`. A folder is written for one of the two.
 
+Which releases load it: stages 1 and 2 since 0.14.1, which brought `step.pt`; stage 3 since 0.14.5
+with one param group in one sub-group, since 0.18.0 with several. `--ds-version` names the release
+of the job, and what it cannot load is refused.
+
 DeepSpeed's `load_universal` restores neither buffers nor frozen parameters; that is said. In stage
 3 it gives all sub-groups one `step` tensor, which torch's AdamW then counts up once for each: with
 several sub-groups, bias corrections run ahead afterwards. ZeRO-3 shards do not have this.
@@ -311,5 +315,5 @@ FORMAT = Format(
     plan=plan,
     has_tags=True,
     outputs=(LATEST,),
-    takes=frozenset({"stage"}),
+    takes=frozenset({"stage", "ds_version"}),
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckpt.format import WORLD_OPTIONS, Format, Match, WriteOptions
+from ckpt.format import SHARD_OPTIONS, Format, Match, WriteOptions
 from ckpt.formats._zero12_out import plan_stage
 from ckpt.model import Checkpoint
 from ckpt.plan import WritePlan
@@ -35,5 +35,5 @@ FORMAT = Format(
     title="DeepSpeed ZeRO-2 shards",
     matches=_matches,
     plan=plan,
-    takes=frozenset(WORLD_OPTIONS) - {"stage"},
+    takes=frozenset(SHARD_OPTIONS),
 )

@@ -23,7 +23,7 @@ from typing import Any
 
 from ckpt.by_rank import gathered
 from ckpt.errors import CorruptCheckpoint, Unsupported
-from ckpt.format import WORLD_OPTIONS, Format, Match, ReadOptions, WriteOptions
+from ckpt.format import SHARD_OPTIONS, Format, Match, ReadOptions, WriteOptions
 from ckpt.formats._deepspeed import (
     OPTIM,
     STAGE_3_MODEL,
@@ -212,5 +212,5 @@ FORMAT = Format(
     read=read,
     plan=plan,
     has_tags=True,
-    takes=frozenset(WORLD_OPTIONS) - {"stage"},
+    takes=frozenset(SHARD_OPTIONS),
 )

@@ -364,6 +364,49 @@ def test_the_stage_means_nothing_to_other_formats(tmp_path: Path) -> None:
         ckpt.convert(named_adam(tmp_path), "torch", tmp_path / "out.pt", stage=2)
 
 
+@pytest.mark.parametrize(
+    ("stage", "version", "words"),
+    [
+        (2, "0.13.5", r"before 0\.14\.1 cannot load"),
+        (3, "0.14.2", r"before 0\.14\.5 cannot load.*convert to zero3"),
+        (
+            3,
+            "0.17.6",
+            r"2 param groups, of which stage 3 of DeepSpeed 0\.17\.6 loads the first only",
+        ),
+        (3, "v18", r"expected a release such as"),
+    ],
+)
+def test_what_a_release_cannot_load_is_refused(
+    runs: Runs, stage: int, version: str, words: str, tmp_path: Path
+) -> None:
+    source = runs["zero3_fp32", 2].source
+    with pytest.raises(Unsupported, match=words):
+        ckpt.convert(source, "universal", tmp_path / "out", stage=stage, ds_version=version)
+
+
+@pytest.mark.parametrize(("stage", "version"), [(2, "0.14.5"), (3, "0.18"), (3, "0.18.1.dev0")])
+def test_the_folder_names_the_release_it_is_for(
+    runs: Runs, stage: int, version: str, tmp_path: Path
+) -> None:
+    options = {"stage": stage, "ds_version": version}
+    root = ckpt.convert(runs["zero3_fp32", 2].source, "universal", tmp_path / "out", **options)
+    (file,) = root.glob("*/*_model_states.pt")
+    assert torch.load(file, weights_only=False)["ds_version"] == version
+
+
+def test_one_group_for_an_older_release_wants_one_sub_group(tmp_path: Path) -> None:
+    plan = ckpt.prepare(
+        named_adam(tmp_path), "universal", tmp_path / "out", stage=3, ds_version="0.16.9"
+    )
+    assert any("sub_group_size makes several fails" in note.detail for note in plan.notes)
+
+
+def test_the_release_means_nothing_to_other_formats(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="--ds-version"):
+        ckpt.convert(named_adam(tmp_path), "zero2", tmp_path / "out", ds_version="0.16.9")
+
+
 def test_states_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:
     def factor(optimizer: Any) -> None:
         next(iter(optimizer.state.values()))["exp_avg_sq_row"] = torch.zeros(4)
