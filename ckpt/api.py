@@ -30,6 +30,7 @@ from ckpt.format import (
     WeightDType,
     WriteOptions,
 )
+from ckpt.inspection import kept
 from ckpt.model import Checkpoint, Plain
 from ckpt.names import rename
 from ckpt.note import Note, NoteKind
@@ -99,6 +100,12 @@ class Conversion:
     def nbytes(self) -> int:
         """Bytes of tensors to be written."""
         return self.plan.nbytes
+
+    @property
+    def kept(self) -> list[str]:
+        """What goes along, in a few words each; `notes` says the rest."""
+        dropped = {s for n in self.notes if n.kind is NoteKind.DROPPED for s in n.subjects}
+        return kept(self.checkpoint, self.target.keeps, dropped)
 
     def run(self, progress: Callable[[int], None] | None = None) -> Path:
         """Write the output; returns its path. See `ckpt.execute.execute`."""

@@ -177,6 +177,7 @@ def _tell_plan(conversion: Conversion) -> None:
 
     origin = conversion.checkpoint.origin
     click.echo(f"{origin.path} ({origin.format}) -> {conversion.output} ({conversion.target.name})")
+    click.echo(f"  kept: {'; '.join(conversion.kept)}")
     for line in note_lines(conversion.notes):
         click.echo(f"  {line}")
     click.echo(f"  {len(conversion.plan.files)} file(s), {size(conversion.nbytes)}")
@@ -200,6 +201,7 @@ def _tell_result(
                 "bytes": conversion.nbytes,
                 "seconds": round(seconds, 3),
                 "written": not dry_run,
+                "kept": conversion.kept,
                 "notes": notes,
             }
         )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ckpt.checks import remarks, step_of
+from ckpt.format import Part
 from ckpt.model import Checkpoint, InlineTensor, Opaque, Plain, StoredTensor
+from ckpt.note import summarise
 from ckpt.values import read_number
 
-__all__ = ["GroupSummary", "Inspection", "TensorSummary", "inspect", "list_tensors"]
+__all__ = ["GroupSummary", "Inspection", "TensorSummary", "inspect", "kept", "list_tensors"]
 
 SHOWN_VALUE_CHARS = 60
 
@@ -91,6 +93,35 @@ def list_tensors(checkpoint: Checkpoint, pattern: str) -> list[TensorSummary]:
         for label, tensor in checkpoint.tensors()
         if fnmatchcase(label, pattern) or fnmatchcase(label.partition("/")[2], pattern)
     ]
+
+
+def kept(checkpoint: Checkpoint, parts: Collection[Part], dropped: Collection[str]) -> list[str]:
+    """What of a checkpoint a target takes, in a few words each.
+
+    Args:
+        parts: what the target can hold.
+        dropped: names that the conversion says it drops.
+    """
+    params = [fqn for fqn in checkpoint.params if fqn not in dropped]
+    states = dict.fromkeys(
+        name for fqn in params for name in checkpoint.params[fqn].state if name not in dropped
+    )
+    jobs = [name for name in checkpoint.objects if name not in dropped]
+    groups = _count(len(checkpoint.groups), "param group") + (
+        f" ({summarise(states)})" * bool(states)
+    )
+    said = {
+        Part.WEIGHTS: _count(len(params), "parameter"),
+        Part.BUFFERS: _count(sum(b not in dropped for b in checkpoint.buffers), "buffer"),
+        Part.TIES: _count(len(checkpoint.ties), "tied name"),
+        Part.GROUPS: groups if checkpoint.groups else "",
+        Part.JOB: summarise(jobs),
+    }
+    return [words for part, words in said.items() if part in parts and words]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}" if number else ""
 
 
 KINDS = {"master": "master weights", "weight": "weights", "buffer": "buffers", "object": "other"}

@@ -2,8 +2,8 @@
 
 A plain `optimizer.state_dict()` numbers parameters in param-group order. Without `param_names` the
 names are found again by order and exact shapes: inside a group, numbers follow the order of the
-state dict, and a parameter's moments have its shape. When more than one assignment fits, nothing
-is guessed.
+state dict, and a parameter's moments have its shape. Where the file does not keep the model's order
+(safetensors), shapes alone have to tell. When more than one assignment fits, nothing is guessed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ckpt.errors import AmbiguousSource, CorruptCheckpoint
 from ckpt.note import summarise
 
-__all__ = ["Slot", "match_given_order", "match_names"]
+__all__ = ["Slot", "match_given_order", "match_names", "match_shapes"]
 
 Shape = tuple[int, ...]
 MAX_SEARCH_STATES = 2_000_000
@@ -102,6 +102,51 @@ def match_names(
             WAYS_OUT,
         )
     return first
+
+
+def match_shapes(
+    groups: Sequence[Sequence[Slot]], shapes: Mapping[str, Shape], where: str, why: str = ""
+) -> dict[int, str]:
+    """Names by number, when shapes leave one possibility in whatever order the names are.
+
+    Args:
+        groups: the slots of each param group, in the optimizer's order.
+        shapes: candidate parameters, in no order that means anything.
+        why: why their order is not known, for the message.
+
+    Raises:
+        AmbiguousSource: several assignments fit; names the parameters that could be swapped.
+        CorruptCheckpoint: none fits, so the optimizer belongs to another model.
+    """
+    names: dict[Shape, list[str]] = {}
+    slots: dict[Shape | None, list[Slot]] = {}
+    for name, shape in shapes.items():
+        names.setdefault(shape, []).append(name)
+    for slot in (slot for group in groups for slot in group):
+        slots.setdefault(slot.shape, []).append(slot)
+    free = slots.pop(None, [])
+    shown = {
+        shape: (some, names.get(shape, [])) for shape, some in slots.items() if shape is not None
+    }
+    taken = sum(len(some) for some, _ in shown.values())
+    if taken + len(free) > len(shapes) or any(len(some) > len(of) for some, of in shown.values()):
+        raise CorruptCheckpoint(
+            f"{where}: the optimizer's states do not fit the {len(shapes)} parameters of the "
+            "model: they are of another model, or not kept per parameter (LBFGS).",
+            WAYS_OUT,
+        )
+    left = [name for shape, of in names.items() if shape not in shown for name in of]
+    unclear = {name for _, of in shown.values() if len(of) > 1 for name in of}
+    unclear |= {*left} if free and (len(free), len(left)) != (1, 1) else set()
+    if unclear:
+        raise AmbiguousSource(
+            f"{where}: the weights' files do not keep the model's order{why and f', {why}'}, and "
+            "shapes do not tell which optimizer state belongs to "
+            f"{summarise(name for name in shapes if name in unclear)}.",
+            WAYS_OUT,
+        )
+    found = {slot.index: of[0] for some, of in shown.values() for slot in some}
+    return found | {slot.index: name for slot, name in zip(free, left, strict=False)}
 
 
 Taken = tuple[int, ...]

@@ -23,9 +23,9 @@ from ckpt.optimizer_dict import (
     is_optimizer,
     read_optimizer,
 )
-from ckpt.param_order import match_given_order, match_names
+from ckpt.param_order import match_given_order, match_names, match_shapes
 
-__all__ = ["TrainingDict", "find_parts", "read_training_dict"]
+__all__ = ["NameOrder", "TrainingDict", "find_parts", "read_training_dict"]
 
 Path = tuple[str, ...]
 MAX_DEPTH = 5
@@ -48,14 +48,35 @@ class TrainingDict:
     is_chosen: bool
 
 
+@dataclass(frozen=True, slots=True)
+class NameOrder:
+    """What tells in which order the model has its parameters, which numbers of an optimizer mean.
+
+    Attributes:
+        model: its names, where somebody knows them.
+        told_by: who knows the order, in words.
+        is_kept: without a model: the state dict is in the model's order.
+        why: why the order is not known, where it is not.
+    """
+
+    model: ModelNames | None = None
+    told_by: str = "the state dict"
+    is_kept: bool = True
+    why: str = ""
+
+
+AS_SAVED = NameOrder()
+
+
 def read_training_dict(
-    tree: Mapping[str, Plain], options: ReadOptions, origin: Origin
+    tree: Mapping[str, Plain], options: ReadOptions, origin: Origin, order: NameOrder = AS_SAVED
 ) -> Checkpoint:
     """The checkpoint in a training dict.
 
     Args:
         tree: plain data with `StoredTensor` leaves.
         origin: where the tree came from; the stripped wrapper names are added to it.
+        order: what the source itself tells about the order of names; `--model` knows better.
 
     Raises:
         UnknownFormat: no state dict inside. AmbiguousSource: several, or an optimizer whose
@@ -70,9 +91,11 @@ def read_training_dict(
             "shapes. Convert the folder of all ranks with --model package.module:factory, or save "
             "with StateDictType.SHARDED_STATE_DICT or FULL_STATE_DICT."
         )
+    if options.model:
+        order = NameOrder(build_model(options.model), "--model")
+    tensors, notes = _as_in_model(tensors, order)
     ties = find_ties(tensors)
-    known = build_model(options.model) if options.model else None
-    buffers = _buffer_names(tensors, known)
+    buffers = _buffer_names(tensors, order.model)
     origin = replace(origin, stripped=cleaned.stripped)
     params = {
         name: Param(value=tensor)
@@ -87,9 +110,10 @@ def read_training_dict(
         groups=(),
         objects=parts.rest,
         origin=origin,
+        notes=notes,
         extra_state={cleaned[name]: value for name, value in parts.extra_state.items()},
     )
-    return _with_optimizer_if_clear(checkpoint, parts, options, known)
+    return _with_optimizer_if_clear(checkpoint, parts, options, order)
 
 
 # --- finding ------------------------------------------------------------------------------------
@@ -214,6 +238,40 @@ def find_ties(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
     }
 
 
+def _as_in_model(
+    tensors: dict[str, StoredTensor], order: NameOrder
+) -> tuple[dict[str, StoredTensor], tuple[Note, ...]]:
+    """With tied names that a file leaves out, and in the model's order where the file has another.
+
+    A file of safetensors holds a tied weight under one of its names, which need not be the one
+    that the model's optimizer knows.
+    """
+    known = order.model
+    if known is None:
+        return tensors, ()
+    names: dict[str, list[str]] = {owner: [owner] for owner in known.ties.values()}
+    for alias, owner in known.ties.items():
+        names[owner].append(alias)
+    found: dict[str, StoredTensor] = {}
+    for same in names.values():
+        there = {id(tensors[name]): tensors[name] for name in same if name in tensors}
+        found |= dict.fromkeys(same, *there.values()) if len(there) == 1 else {}
+    added = found.keys() - tensors.keys()
+    if not added and order.is_kept:
+        return tensors, ()
+    every = tensors | found
+    ordered = {name: every[name] for name in (*known.state, *every) if name in every}
+    if not added:
+        return ordered, ()
+    pairs = tuple(
+        f"{alias} = {known.ties[alias]}"
+        for alias in known.ties
+        if added & {alias, known.ties[alias]}
+    )
+    detail = f"one weight in {order.told_by}, saved under one name"
+    return ordered, (Note(NoteKind.TIED, pairs, detail),)
+
+
 def _buffer_names(tensors: Mapping[str, StoredTensor], known: ModelNames | None) -> frozenset[str]:
     if known is not None:
         return known.buffers & tensors.keys()
@@ -224,13 +282,13 @@ def _buffer_names(tensors: Mapping[str, StoredTensor], known: ModelNames | None)
 
 
 def _with_optimizer_if_clear(
-    checkpoint: Checkpoint, parts: TrainingDict, options: ReadOptions, known: ModelNames | None
+    checkpoint: Checkpoint, parts: TrainingDict, options: ReadOptions, order: NameOrder
 ) -> Checkpoint:
     """With the optimizer; without it and with a note where it is unclear and not needed."""
     if not parts.optimizers:
         return checkpoint
     try:
-        return _with_optimizer(checkpoint, parts, options, known)
+        return _with_optimizer(checkpoint, parts, options, order)
     except (AmbiguousSource, CorruptCheckpoint) as problem:
         if options.need_optimizer:
             raise
@@ -241,7 +299,7 @@ def _with_optimizer_if_clear(
 
 
 def _with_optimizer(
-    checkpoint: Checkpoint, parts: TrainingDict, options: ReadOptions, known: ModelNames | None
+    checkpoint: Checkpoint, parts: TrainingDict, options: ReadOptions, order: NameOrder
 ) -> Checkpoint:
     where = checkpoint.origin.path
     path = _own_optimizer(parts, where)
@@ -252,7 +310,7 @@ def _with_optimizer(
         detail = f"is taken to be that of {'.'.join(parts.model_path)}"
         note = Note(NoteKind.UNVERIFIED, (f"optimizer {'.'.join(path)}",), detail)
         checkpoint = replace(checkpoint, notes=(*checkpoint.notes, note))
-    names = _fqns(checkpoint, optimizer, options, known)
+    names = _fqns(checkpoint, optimizer, options, order)
     checkpoint = _owned_by_members(checkpoint, set(names.values()))
     unknown = [name for name in names.values() if name not in checkpoint.params]
     if unknown:
@@ -268,24 +326,41 @@ def _with_optimizer(
         for group, options_ in zip(optimizer.members, optimizer.options, strict=True)
     )
     checkpoint = replace(checkpoint, params=params, groups=groups)
+    if order.model is None and not order.is_kept:
+        checkpoint = _in_group_order(checkpoint)
     if not optimizer.is_numbered:  # a full or sharded state dict of FSDP: gathered name by name
         origin = replace(checkpoint.origin, repeats_ties=True)
         return _in_model_order(replace(checkpoint, origin=origin))
     if optimizer.names:
         return checkpoint
-    note = Note(NoteKind.SYNTHESISED, ("names of the optimizer's parameters",), _how(options))
+    note = Note(
+        NoteKind.SYNTHESISED, ("names of the optimizer's parameters",), _how(options, order)
+    )
     return replace(checkpoint, notes=(*checkpoint.notes, note))
 
 
-def _how(options: ReadOptions) -> str:
+def _how(options: ReadOptions, order: NameOrder) -> str:
     """How numbered optimizer states got their names."""
     if options.param_order is not None:
         return "the states carry numbers only; the names are those of --param-order"
-    source = "--model" if options.model else "the state dict"
+    if order.model is None and not order.is_kept:
+        return "the states carry numbers only; the shapes leave one way to name them"
     return (
         "the states carry numbers only; each param group is taken to be in the order of "
-        f"{source}, and the shapes leave one way to do that"
+        f"{order.told_by}, and the shapes leave one way to do that"
     )
+
+
+def _in_group_order(checkpoint: Checkpoint) -> Checkpoint:
+    """With names in the order of the param groups, one after the other, then the rest.
+
+    The model's own order is not known. In this one every group keeps its order through formats
+    that list its members as a set.
+    """
+    members = [fqn for group in checkpoint.groups for fqn in group.fqns]
+    order = tuple(dict.fromkeys([*members, *checkpoint.order]))
+    params = {fqn: checkpoint.params[fqn] for fqn in order if fqn in checkpoint.params}
+    return replace(checkpoint, params=params, order=order)
 
 
 def _in_model_order(checkpoint: Checkpoint) -> Checkpoint:
@@ -349,7 +424,7 @@ def _fqns(
     checkpoint: Checkpoint,
     optimizer: OptimizerDict,
     options: ReadOptions,
-    known: ModelNames | None,
+    order: NameOrder,
 ) -> dict[int | str, str]:
     """Clean FQN of every member of the optimizer's groups."""
     where, shapes = checkpoint.origin.path, {k: p.shape for k, p in checkpoint.params.items()}
@@ -360,17 +435,19 @@ def _fqns(
     slots = optimizer.slots()
     if options.param_order is not None:
         given = match_given_order(slots, options.param_order, shapes, where)
-    elif known is not None:
-        given = _match_model(checkpoint, optimizer, known)
-    else:
+    elif order.model is not None:
+        given = _match_model(checkpoint, optimizer, order.model)
+    elif order.is_kept:
         given = match_names(slots, shapes, where)
+    else:
+        given = match_shapes(slots, shapes, where, order.why)
     return {slot.index: given[slot.index] for group in slots for slot in group}
 
 
 def _match_model(
     checkpoint: Checkpoint, optimizer: OptimizerDict, known: ModelNames
 ) -> dict[int, str]:
-    """By the names of `--model`: its trained parameters, or all where the count says so."""
+    """By the names of a known model: its trained parameters, or all where the count says so."""
     where = checkpoint.origin.path
     slots = optimizer.slots()
     candidates = {n: s for n, s in known.params.items() if n not in checkpoint.ties}

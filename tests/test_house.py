@@ -44,7 +44,7 @@ TORCH_ROOMS = ("assemble", "copying", "meta_model", "storage/dcp_files", "storag
 FILE_NAMES = {
     ".distcp": "storage/dcp_files",
     ".metadata": "storage/dcp_files",
-    "model.safetensors": "formats/hf",
+    "model.safetensors": "formats/_safetensors_folder",
     "_optim_states": "formats/_deepspeed",
     "_model_states": "formats/_deepspeed",
     "latest": "formats/_deepspeed",

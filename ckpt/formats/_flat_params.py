@@ -11,7 +11,7 @@ Source: torch 2.13.0 torch/distributed/fsdp/_flat_param.py (`_init_flat_param_an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -19,13 +19,14 @@ from ckpt.chunks import Chunk
 from ckpt.dtypes import DType
 from ckpt.errors import CorruptCheckpoint, MissingPart
 from ckpt.formats._deepspeed import FlatPiece, cut_from_flat
+from ckpt.formats._flat_units import units_below
 from ckpt.meta_model import ModelNames
 from ckpt.model import Plain, StoredChunk, StoredTensor
 from ckpt.names import clean_names
 from ckpt.param_order import Slot, match_given_order, match_names
 from ckpt.training_dict import FLAT_PARAM
 
-__all__ = ["Unit", "read_units", "taken_apart", "with_optimizer"]
+__all__ = ["Unit", "arrays_of", "gathered_states", "read_units", "taken_apart", "with_optimizer"]
 
 ALIGNED_BYTES = 16  # _flat_param.py _get_aligned_numel
 
@@ -70,17 +71,14 @@ def read_units(
     names = clean_names(model)
     flats = {names[n].removesuffix(FLAT_PARAM): t for n, t in model.items() if FLAT_PARAM in n}
     named = any(names[name] in known.params for name in model)
-    members: dict[str, list[str]] = {prefix: [] for prefix in flats}
-    for name in known.params:
-        prefixes = [prefix for prefix in flats if name.startswith(prefix)]
-        if not prefixes:
-            raise CorruptCheckpoint(f"{where}: {name} is in none of the units; another --model?")
-        members[max(prefixes, key=len)].append(name)
-    order = list(known.params)
-    first = {p: next((order.index(n) for n in order if n.startswith(p)), 0) for p in flats}
+    members = units_below(flats, list(known.params))
+    if "" in members and "" not in flats:
+        raise CorruptCheckpoint(
+            f"{where}: {members[''][0]} is in none of the units; another --model?"
+        )
     return {
-        prefix: _unit(flats[prefix], members[prefix], known, world_size, named, where)
-        for prefix in sorted(flats, key=lambda p: (first[p], len(p)))
+        prefix: _unit(flats[prefix], members.get(prefix, []), known, world_size, named, where)
+        for prefix in dict.fromkeys([*members, *flats])
     }
 
 
@@ -183,7 +181,7 @@ def with_optimizer(
         unit = units[name] if not named else next(u for u in units.values() if name in u.offsets)
         members[number] = [name] if named else list(unit.offsets)
         for fqn in members[number]:
-            state[fqn] = dict(_values(kept, unit, fqn, known.params[fqn], f"{where}: {fqn}"))
+            state[fqn] = _values(kept, unit, fqn, known.params[fqn], f"{where}: {fqn}")
     return {
         "state": {fqn: values for fqn, values in state.items() if values},
         "param_groups": [
@@ -196,7 +194,7 @@ def with_optimizer(
 def _slot(number: int, states: Sequence[Mapping[int, Mapping[str, Plain]]]) -> Slot:
     """A number, with how many elements each rank has of it; None where nobody has a state."""
     counts = tuple(
-        max((v.numel for v in _arrays(state.get(number, {})).values()), default=0)
+        max((v.numel for v in arrays_of(state.get(number, {})).values()), default=0)
         for state in states
     )
     return Slot(number, counts if any(counts) else None)
@@ -218,21 +216,52 @@ def _runs_of_units(units: Mapping[str, Unit]) -> dict[str, tuple[int, ...]]:
 
 def _values(
     kept: Sequence[Mapping[str, Plain]], unit: Unit, fqn: str, shape: tuple[int, ...], where: str
-) -> Iterator[tuple[str, Plain]]:
-    """A parameter's states, gathered from all ranks; those without dimensions from the first."""
+) -> dict[str, Plain]:
+    """A parameter's states out of all ranks' parts of its own or of its flat parameter."""
+    ranks = range(unit.world_size)
+    if unit.named:
+        begins = [unit.run(fqn, prod(shape), rank)[0] for rank in ranks]
+        return gathered_states(kept, begins, 0, shape, where)
+    begins = [rank * unit.share for rank in ranks]
+    return gathered_states(kept, begins, unit.offsets[fqn], shape, where)
+
+
+def gathered_states(
+    kept: Sequence[Mapping[str, Plain]],
+    begins: Sequence[int],
+    offset: int,
+    shape: tuple[int, ...],
+    where: str,
+) -> dict[str, Plain]:
+    """A parameter's states out of the ranks' flat parts; those without dimensions from the first.
+
+    Args:
+        kept: what each rank has, in their order.
+        begins: where each rank's parts begin in the flat whole.
+        offset: where the parameter begins in it.
+        shape: of the parameter.
+
+    Raises:
+        CorruptCheckpoint: parts that do not hold all of it, or have different dtypes.
+    """
+    found: dict[str, Plain] = {}
     for key in dict.fromkeys(key for values in kept for key in values):
-        arrays = {rank: _arrays(values)[key] for rank, values in enumerate(kept)
-                  if key in _arrays(values)}  # fmt: skip
+        arrays = {r: arrays_of(values)[key] for r, values in enumerate(kept)
+                  if key in arrays_of(values)}  # fmt: skip
         if not arrays:
-            yield key, next(values[key] for values in kept if key in values)
-        elif unit.named:
-            begins = {r: unit.run(fqn, prod(shape), r)[0] for r in arrays}
-            pieces = [FlatPiece(begins[r], tensor) for r, tensor in arrays.items()]
-            yield key, cut_from_flat(pieces, 0, shape, f"{where}: {key}")
-        else:
-            pieces = [FlatPiece(r * unit.share, tensor) for r, tensor in arrays.items()]
-            yield key, cut_from_flat(pieces, unit.offsets[fqn], shape, f"{where}: {key}")
+            found[key] = next(values[key] for values in kept if key in values)
+            continue
+        dtypes = {tensor.dtype.torch_name for tensor in arrays.values()}
+        if len(dtypes) > 1:
+            raise CorruptCheckpoint(
+                f"{where}: {key} is {' and '.join(sorted(dtypes))} on different ranks: files of "
+                "two saves. Give those of one."
+            )
+        pieces = [FlatPiece(begins[r], tensor) for r, tensor in arrays.items()]
+        found[key] = cut_from_flat(pieces, offset, shape, f"{where}: {key}")
+    return found
 
 
-def _arrays(values: Mapping[str, Plain]) -> dict[str, StoredTensor]:
+def arrays_of(values: Mapping[str, Plain]) -> dict[str, StoredTensor]:
+    """The states of a parameter that have dimensions."""
     return {k: v for k, v in values.items() if isinstance(v, StoredTensor) and v.shape}

@@ -7,12 +7,12 @@ accelerate 1.15 utils/fsdp_utils.py (`save_fsdp_model` with use_dcp=False, and L
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt.by_rank import content_of
-from ckpt.chunks import coverage
+from ckpt.chunks import Chunk, coverage
 from ckpt.errors import AmbiguousSource, CorruptCheckpoint, MissingPart
 from ckpt.model import Opaque, Plain, StoredChunk, StoredTensor
 from ckpt.names import is_buffer
@@ -24,6 +24,7 @@ from ckpt.values import read_number
 
 __all__ = [
     "EXTRA",
+    "KeyPath",
     "Merged",
     "RankFiles",
     "by_own_rank",
@@ -31,6 +32,7 @@ __all__ = [
     "has_shards",
     "merge",
     "rank_in_name",
+    "shard_ranks",
 ]
 
 RANK = re.compile(r"^(?P<stem>.*?)[-_.]?(?:rank|shard)[-_]?(?P<rank>\d+)$")
@@ -132,18 +134,22 @@ class Merged:
         differing: paths of plain values that every rank has in its own way; the first is taken.
         flat: paths of plain tensors in optimizers that differ: local parts without a place.
         local: paths of other plain tensors that differ and are not known to be buffers.
-        sharded: how many sharded tensors there are.
+        sharded: paths of the sharded tensors.
+        held: for every rank, the boxes that it has of each of them.
         world_size: of the ranks that the sharded tensors name.
         trees: what each rank saved.
+        numbers: the number in the name of each rank's file.
     """
 
     where: str
     differing: list[KeyPath] = field(default_factory=list)
     flat: list[KeyPath] = field(default_factory=list)
     local: list[KeyPath] = field(default_factory=list)
-    sharded: int = 0
+    sharded: list[KeyPath] = field(default_factory=list)
+    held: dict[int, list[tuple[Chunk, ...]]] = field(default_factory=dict)
     world_size: int = 0
     trees: Mapping[int, Mapping[str, Plain]] = field(default_factory=dict)
+    numbers: Mapping[int, int] = field(default_factory=dict)
     _whole: dict[tuple[int, ...], StoredTensor] = field(default_factory=dict)
 
     def merge(
@@ -212,7 +218,9 @@ class Merged:
             )
         parts = {rank: self._part(value, where, rank) for rank, value in values.items()}
         key = tuple(id(tensor) for part in parts.values() for tensor in part.local)
-        self.sharded += 1
+        self.sharded.append(path)
+        for rank, part in parts.items():
+            self.held.setdefault(rank, []).append(tuple(chunk.chunk for chunk in part.chunks))
         if key not in self._whole:
             self._whole[key] = _whole(parts, where)
         return self._whole[key]
@@ -258,6 +266,16 @@ def _own_rank(tree: Plain) -> int | None:
         return sharded_part(tree, "").rank
     inner = tree.values() if isinstance(tree, Mapping) else ()
     return next((rank for value in inner if (rank := _own_rank(value)) is not None), None)
+
+
+def shard_ranks(held: Mapping[int, Sequence[tuple[Chunk, ...]]]) -> list[int]:
+    """The ranks that have everything once, in order: of hybrid sharding, the first replica's."""
+    alike: dict[tuple[tuple[Chunk, ...], ...], list[int]] = {}
+    for rank in sorted(held):
+        alike.setdefault(tuple(held[rank]), []).append(rank)
+    if len({len(ranks) for ranks in alike.values()}) == 1:
+        return [ranks[0] for ranks in alike.values()]
+    return sorted(held)
 
 
 def merge(

@@ -6,7 +6,8 @@ Source: transformers 5 trainer.py (`checkpoint-N` folders); accelerate 1.15 chec
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ckpt.errors import CkptError
@@ -14,7 +15,7 @@ from ckpt.model import Plain
 from ckpt.note import Note, NoteKind
 from ckpt.storage import torch_file
 
-__all__ = ["job_beside", "notes_beside"]
+__all__ = ["job_beside", "left_out", "notes_beside", "rank_files"]
 
 OPTIMIZER = "optimizer.*"
 JOB = (
@@ -28,10 +29,12 @@ JOB = (
     "custom_checkpoint_*",
 )
 
+RANK = re.compile(r"^(?:rng_state|random_states)_(\d+)\.(?:pth|pkl)$")
+
 
 def notes_beside(folder: Path) -> tuple[Note, ...]:
     """A note that names such files; a conversion of the whole job without them needs consent."""
-    return _left_out([file.name for file in _files(folder, (OPTIMIZER, *JOB))])
+    return left_out([file.name for file in _files(folder, (OPTIMIZER, *JOB))])
 
 
 def job_beside(folder: Path, taken: Collection[str]) -> tuple[dict[str, Plain], tuple[Note, ...]]:
@@ -43,16 +46,16 @@ def job_beside(folder: Path, taken: Collection[str]) -> tuple[dict[str, Plain], 
         taken: names that the job has already.
     """
     objects: dict[str, Plain] = {}
-    left_out = []
+    unread = []
     for file in _files(folder, JOB):
         try:
             content = _content(file)
         except (CkptError, ValueError):
-            left_out.append(file.name)
+            unread.append(file.name)
             continue
         name = file.stem if file.stem not in (*taken, *objects) else file.name
         objects[name] = content
-    return objects, _left_out(left_out)
+    return objects, left_out(unread)
 
 
 def _files(folder: Path, patterns: Collection[str]) -> list[Path]:
@@ -64,7 +67,14 @@ def _content(file: Path) -> Plain:
     return json.loads(file.read_text()) if file.suffix == ".json" else torch_file.read(file)
 
 
-def _left_out(names: list[str]) -> tuple[Note, ...]:
+def rank_files(folder: Path) -> int:
+    """How many ranks left their random states there, which every one of them does; 0 if none."""
+    found = (RANK.match(file.name) for file in folder.iterdir())
+    return max((int(match[1]) + 1 for match in found if match), default=0)
+
+
+def left_out(names: Sequence[str]) -> tuple[Note, ...]:
+    """A note that names files which do not go along; none without files."""
     detail = "the trainer's files beside the weights, which are not read"
     note = Note(NoteKind.DROPPED, tuple(names), detail, needs_consent=True, of_job=True)
     return (note,) if names else ()

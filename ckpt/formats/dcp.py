@@ -100,7 +100,11 @@ def _items(checkpoint: Checkpoint, options: WriteOptions) -> Iterator[OutItem]:
 
 
 def _flatten(path: KeyPath, value: Plain) -> Iterator[OutItem]:
-    """As torch's `traverse_state_dict`: dicts always, lists when they hold tensors or dicts."""
+    """As torch's `traverse_state_dict`: dicts always, lists when they hold tensors or dicts.
+
+    It leaves empty dicts out, such as a LambdaLR's; here they are kept, a list of them as one
+    object, so that torch reads it.
+    """
     if isinstance(value, OutTensor | InlineTensor):
         yield from _tensor_items(path, value)
     elif isinstance(value, Mapping) and value:
@@ -131,7 +135,9 @@ def _refuse_equal_keys(items: Sequence[OutItem]) -> None:
 def _is_container(value: Plain) -> bool:
     if isinstance(value, list):
         return any(_is_container(inner) for inner in value)
-    return isinstance(value, Mapping | OutTensor | InlineTensor)
+    if isinstance(value, Mapping):
+        return bool(value)
+    return isinstance(value, OutTensor | InlineTensor)
 
 
 def _fqn(path: KeyPath) -> str:

@@ -17,20 +17,17 @@ from pathlib import Path
 
 from ckpt.errors import CorruptCheckpoint, MissingPart
 from ckpt.format import Format, Match, Part, ReadOptions, WriteOptions
+from ckpt.formats._safetensors_folder import INDEX_FILE, SINGLE_FILE, SUFFIX, read_weights
 from ckpt.formats._trainer_files import notes_beside
 from ckpt.meta_model import ModelNames, transformers_model
-from ckpt.model import Checkpoint, Origin, Param, StoredTensor
+from ckpt.model import Checkpoint, Origin, Param
 from ckpt.names import clean_names, is_buffer
 from ckpt.note import Note, NoteKind, summarise
 from ckpt.outgoing import state_dict, weight_notes
 from ckpt.plan import CommitFile, CopiedFile, FileSpans, OutTensor, WritePlan
-from ckpt.storage import safetensors_file
 from ckpt.storage.safetensors_file import SafetensorsFile
 
-SUFFIX = ".safetensors"
-SINGLE_FILE = "model.safetensors"
 ADAPTER = "adapter_"  # of PEFT, which is another format
-INDEX_FILE = "model.safetensors.index.json"
 METADATA = {"format": "pt"}
 TAKEN_ALONG = (
     "config.json",
@@ -59,16 +56,7 @@ def _matches(path: Path) -> Match:
 
 def read(path: Path, options: ReadOptions) -> Checkpoint:
     """The weights in a safetensors file or folder; metadata only."""
-    tensors: dict[str, StoredTensor] = {}
-    metadata: dict[str, str] = {}
-    for file in _files(path):
-        inside, about = safetensors_file.read(file)
-        twice = tensors.keys() & inside.keys()
-        if twice:
-            raise CorruptCheckpoint(f"{file}: {min(twice)} is also in another shard; mixed saves")
-        tensors |= inside
-        metadata |= about
-    aliases = {a: o for a, o in metadata.items() if o in tensors and a not in tensors}
+    tensors, aliases = read_weights(path)
     cleaned = clean_names([*tensors, *aliases])
     names = {cleaned[name]: tensor for name, tensor in tensors.items()}
     buffers = {name: tensor for name, tensor in names.items() if is_buffer(name, tensor.dtype)}
@@ -82,39 +70,6 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
         origin=Origin("hf", str(path), None, None, cleaned.stripped),
         notes=notes_beside(path.parent if path.is_file() else path),
     )
-
-
-def _files(path: Path) -> Sequence[Path]:
-    """The safetensors files of a path, as its index lists them where there is one."""
-    if path.is_file() and path.suffix == SUFFIX:
-        return [path]
-    folder = path.parent if path.is_file() else path
-    index = path if path.is_file() else folder / INDEX_FILE
-    if not index.exists():
-        return _unindexed(folder)
-    try:
-        listed = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as problem:
-        raise CorruptCheckpoint(f"{index}: not an index of safetensors shards") from problem
-    if any(Path(name).name != name for name in listed):
-        raise CorruptCheckpoint(f"{index}: lists files outside of its folder")
-    missing = [name for name in listed if not (folder / name).is_file()]
-    if missing:
-        raise MissingPart(f"{folder}: {summarise(missing)} missing, which {index.name} lists")
-    return [folder / name for name in listed]
-
-
-def _unindexed(folder: Path) -> Sequence[Path]:
-    files = sorted(folder.glob(f"*{SUFFIX}"))
-    shards = [file for file in files if "-of-" in file.name]
-    if shards:
-        raise MissingPart(f"{folder}: shards without {INDEX_FILE}; copy the index too")
-    if (folder / SINGLE_FILE) in files:
-        return [folder / SINGLE_FILE]
-    if len(files) > 1:
-        names = summarise([file.name for file in files])
-        raise MissingPart(f"{folder}: several safetensors files ({names}); name one of them")
-    return files
 
 
 # --- writing ------------------------------------------------------------------------------------

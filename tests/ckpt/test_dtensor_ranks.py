@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import torch.distributed.checkpoint as dcp
 from conftest import FIXTURES
 from safetensors.torch import load_file
 from torch import nn
-from training.model import RICH, build
+from training.model import RICH, Block, build
 from truth import Truth, by_name
 
 import ckpt
+from ckpt.chunks import Chunk
+from ckpt.formats._ranks import shard_ranks
 
 Saves = Mapping[tuple[str, int], Truth]
 
@@ -33,9 +36,15 @@ BY_NUMBER = [
         for save in ("fsdp2-by_number", "fsdp2_dim1-by_number", "fsdp2-verl")
         for world in (2, 3)
     ],
+    *[(save, world) for save in ("fsdp1-verl", "fsdp1-raw", "fsdp1_mesh-verl") for world in (2, 3)],
     ("fsdp2_hybrid-by_number", 4),
+    ("fsdp1_hybrid-raw", 4),
 ]
-FLAT_OPTIMIZER = [("fsdp1-verl", 3), ("fsdp1_mesh-verl", 2)]
+FLAT_UNITS = [
+    *[(save, world) for save in ("fsdp1_flat-raw", "fsdp1_flat-verl") for world in (2, 3)],
+    ("fsdp1_flat_hybrid-verl", 4),
+]
+NAMED = [("fsdp1-named", 3), ("fsdp1_flat-named", 3), ("fsdp1_flat_hybrid-named", 4)]
 SHARDED = FIXTURES / "ds019_t213-fsdp2_shardpt_w2" / "ckpt"
 
 
@@ -101,22 +110,152 @@ def test_buffers_that_differ_are_those_of_rank_0_and_that_is_said(
 def test_verls_scheduler_and_random_state_go_along(fsdp_saves: Saves, tmp_path: Path) -> None:
     truth = fsdp_saves["fsdp2-verl", 3]
     conversion = ckpt.prepare(truth.source, "torch", tmp_path / "out.pt", param_order=truth.order)
-    assert any("rng.cpu" in note.subjects for note in conversion.notes)
+    assert any(n.kind.value == "by rank" and n.subjects == ("rng",) for n in conversion.notes)
     conversion.run()
     content = torch.load(tmp_path / "out.pt", weights_only=True)
     assert content["lr_scheduler"]["last_epoch"] == 3
-    assert content["rng"]["cpu"].dtype == torch.uint8
+    for rank, kept in enumerate(content["by_rank"]["rng"]):
+        saved = torch.load(truth.source / f"extra_state_world_size_3_rank_{rank}.pt")
+        assert torch.equal(kept["cpu"], saved["rng"]["cpu"])
 
 
-@pytest.mark.parametrize("save", FLAT_OPTIMIZER)
-def test_flat_local_optimizer_states_are_refused_and_the_weights_are_not(
+# --- optimizer.state_dict() of FSDP1 ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("save", FLAT_UNITS, ids=lambda save: f"{save[0]}-{save[1]}")
+def test_flat_parameters_of_an_optimizer_are_inferred_from_their_sizes(
     fsdp_saves: Saves, save: tuple[str, int], tmp_path: Path
 ) -> None:
     truth = fsdp_saves[save]
-    with pytest.raises(ckpt.CkptError, match=r"optimizer\.state_dict\(\) under FSDP1.*--weights"):
+    conversion = ckpt.prepare(truth.source, "torch", tmp_path / "out.pt")
+    told = next(note for note in conversion.notes if "units of FSDP" in note.detail)
+    assert told.detail.endswith("their sizes fit wrapping blocks.* alone")
+    assert told.kind.value == "not verified" and told.of_job
+    conversion.run()
+    assert problems(tmp_path / "out.pt", truth) == []
+    ckpt.convert(truth.source, "dcp", tmp_path / "dcp")
+    ckpt.convert(tmp_path / "dcp", "torch", tmp_path / "again.pt")
+    assert problems(tmp_path / "again.pt", truth) == []
+
+
+@pytest.mark.parametrize("save", NAMED, ids=lambda save: f"{save[0]}-{save[1]}")
+def test_flat_parts_that_carry_names_go_by_them(
+    fsdp_saves: Saves, save: tuple[str, int], tmp_path: Path
+) -> None:
+    truth = fsdp_saves[save]
+    conversion = ckpt.prepare(truth.source, "torch", tmp_path / "out.pt")
+    assert not any("numbers" in note.detail or "units" in note.detail for note in conversion.notes)
+    conversion.run()
+    assert problems(tmp_path / "out.pt", truth) == []
+
+
+def half() -> nn.Module:
+    """The net of the fresh runs with one block frozen."""
+    block = tuple(f"blocks.1.{name}" for name, _ in Block().named_parameters())
+    return build(replace(RICH, frozen=block))
+
+
+@pytest.mark.parametrize(
+    ("save", "model"),
+    [("fsdp1-raw", "rich"), ("fsdp1_flat_frozen-raw", "half"), ("fsdp1_flat_frozen-named", "half")],
+)
+def test_the_model_tells_which_parameters_have_flat_parts(
+    fsdp_saves: Saves, save: str, model: str, tmp_path: Path
+) -> None:
+    truth = fsdp_saves[save, 2]
+    ckpt.convert(truth.source, "torch", tmp_path / "out.pt", model=f"{__name__}:{model}")
+    assert problems(tmp_path / "out.pt", truth) == []
+
+
+@pytest.mark.parametrize(
+    ("save", "words"),
+    [
+        ("fsdp1_flat_frozen-raw", r"fit several ways.*--model tells.*optim_state_dict.*--weights"),
+        ("fsdp1-raw", r"order and shapes do not tell.*--param-order"),
+    ],
+)
+def test_flat_parts_that_could_be_several_are_refused_and_the_weights_are_not(
+    fsdp_saves: Saves, save: str, words: str, tmp_path: Path
+) -> None:
+    truth = fsdp_saves[save, 2]
+    with pytest.raises(ckpt.CkptError, match=words):
         ckpt.convert(truth.source, "torch", tmp_path / "out.pt")
+    seen = ckpt.open(truth.source, need_optimizer=False)
+    assert any(n.kind.value == "dropped" and n.subjects == ("optimizer",) for n in seen.notes)
+    assert not seen.has_optimizer
     ckpt.convert(truth.source, "torch", tmp_path / "out.pt", weights_only=True)
     assert truth.weight_problems(torch.load(tmp_path / "out.pt", weights_only=True)["model"]) == []
+
+
+def shorter(state: dict[str, Any]) -> None:
+    state["exp_avg"], state["exp_avg_sq"] = state["exp_avg"][1:], state["exp_avg_sq"][1:]
+
+
+def of_half_precision(state: dict[str, Any]) -> None:
+    state["exp_avg"] = state["exp_avg"].bfloat16()
+
+
+def factored(state: dict[str, Any]) -> None:
+    state["exp_avg_sq_row"] = state.pop("exp_avg_sq")[:7].clone()
+
+
+def gone(state: dict[str, Any]) -> None:
+    state.clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (shorter, r"add up neither to the weights.*nor to units.*two saves.*--weights-only"),
+        (of_half_precision, r"exp_avg is bfloat16 and float32 on different ranks: files of two"),
+        (factored, r"states of number 1 are not one flat run of elements each.*exp_avg_sq_row"),
+        (gone, r"add up neither to the weights"),
+    ],
+)
+def test_flat_parts_of_two_saves_are_refused(
+    fsdp_saves: Saves, change: Any, words: str, tmp_path: Path
+) -> None:
+    source = shutil.copytree(fsdp_saves["fsdp1_flat-verl", 3].source, tmp_path / "save")
+    file = source / "optim_world_size_3_rank_2.pt"
+    edited(file, file, lambda content: change(content["state"][1]))
+    with pytest.raises(ckpt.CkptError, match=words):
+        ckpt.open(source)
+
+
+def test_the_optimizers_file_of_every_rank_is_needed(fsdp_saves: Saves, tmp_path: Path) -> None:
+    source = shutil.copytree(fsdp_saves["fsdp1_flat-verl", 3].source, tmp_path / "save")
+    (source / "optim_world_size_3_rank_1.pt").unlink()
+    with pytest.raises(ckpt.CkptError, match=r"optimizer of rank 1 is not there"):
+        ckpt.open(source)
+
+
+def test_replicas_are_the_ranks_that_have_the_same_of_every_weight() -> None:
+    top, low, nothing = (Chunk((0,), (2,)),), (Chunk((2,), (1,)),), ()
+    assert shard_ranks({0: [top], 1: [low], 2: [top], 3: [low]}) == [0, 1]
+    assert shard_ranks({0: [top], 1: [top], 2: [low], 3: [low]}) == [0, 2]
+    assert shard_ranks({3: [nothing], 2: [nothing], 1: [low], 0: [top]}) == [0, 1, 2, 3]
+
+
+def test_a_state_beside_sharded_ones_that_differs_is_refused(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        file = f"rank{rank}.pt"
+        edited(SHARDED / file, tmp_path / file, lambda c, rank=rank: c["optim"]["state"].update(
+            {0: {"step": 3.0, "exp_avg": torch.full((7,), float(rank))}}))  # fmt: skip
+    with pytest.raises(ckpt.CkptError, match=r"optim\.state.*differs between ranks.*not of one"):
+        ckpt.open(tmp_path)
+
+
+def test_flat_parts_belong_to_the_rank_of_the_weights_beside_them(
+    fsdp_saves: Saves, tmp_path: Path
+) -> None:
+    truth = fsdp_saves["fsdp1_flat-verl", 2]
+    source = tmp_path / "save"
+    source.mkdir()
+    for file in truth.source.iterdir():
+        head, _, rank = file.stem.rpartition("_")
+        shutil.copy(file, source / f"{head}_{1 - int(rank)}.pt")
+    ckpt.convert(source, "torch", tmp_path / "out.pt")
+    assert problems(tmp_path / "out.pt", truth) == []
 
 
 # --- LOCAL_STATE_DICT ---------------------------------------------------------------------------
@@ -125,6 +264,11 @@ def test_flat_local_optimizer_states_are_refused_and_the_weights_are_not(
 def rich() -> nn.Module:
     """The net of the fresh runs."""
     return build(RICH)
+
+
+def trained() -> nn.Module:
+    """The same with nothing frozen."""
+    return build(replace(RICH, frozen=()))
 
 
 def older() -> nn.Module:
@@ -141,11 +285,13 @@ def smaller() -> nn.Module:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("run", ["fsdp1", "fsdp1_flat"])
 def test_flat_parameters_are_taken_apart_by_the_model(
-    fsdp_saves: Saves, world_size: int, tmp_path: Path
+    fsdp_saves: Saves, run: str, world_size: int, tmp_path: Path
 ) -> None:
-    truth = fsdp_saves["fsdp1-local", world_size]
-    ckpt.convert(truth.source, "torch", tmp_path / "out.pt", model=f"{__name__}:rich")
+    truth = fsdp_saves[f"{run}-local", world_size]
+    model = f"{__name__}:{'rich' if run == 'fsdp1' else 'trained'}"
+    ckpt.convert(truth.source, "torch", tmp_path / "out.pt", model=model)
     assert problems(tmp_path / "out.pt", truth) == []
 
 

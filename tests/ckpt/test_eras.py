@@ -5,6 +5,8 @@ A selection stands in fixtures/checkpoints; the whole pack is used where it is t
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,18 @@ from truth import Truth, by_name
 
 import ckpt
 
+
+class Sampler:
+    """Such an object as trainers pickle."""
+
+
 REFUSED = {
     "whole_model_pt": "pickled whole model",
     "whole_ddp_pt_w2": "pickled whole model",
     "zero2_moe_w2": "mixture-of-experts",
     "fsdp1_local": "LOCAL_STATE_DICT",
 }
-WEIGHTS_ONLY = ("plain_dcp", "hf_trainer_ddp", "accelerate_ddp")
+WEIGHTS_ONLY = ("plain_dcp",)
 NO_HYPER_PARAMETERS = ("elastic",)
 
 
@@ -61,15 +68,10 @@ def disagrees(case: Path) -> bool:
     return case.parent.name == "ds009_t21" and case.name == "zero2_step0_w2"
 
 
-def has_trainer_files(case: Path) -> bool:
-    """Scheduler and random states lie in files of the trainer beside the checkpoint."""
-    return "hf_trainer" in case.name or "accelerate" in case.name
-
-
 def options(truth: Truth) -> dict[str, Any]:
     """Numbered optimizer states need the order where shapes alone do not tell it."""
     given: dict[str, Any] = {"rename_rules": renames(truth.folder)}
-    given["allow_loss"] = disagrees(truth.folder) or has_trainer_files(truth.folder)
+    given["allow_loss"] = disagrees(truth.folder)
     try:
         ckpt.open(truth.source)
     except ckpt.CkptError as problem:
@@ -107,17 +109,39 @@ def test_old_checkpoints_become_safetensors(case: Path, tmp_path: Path) -> None:
 
 def expected_problems(truth: Truth) -> list[str]:
     """What was never saved: frozen parameters under exclude_frozen_parameters, and a tied name
-    that transformers leaves out of its file."""
+    that transformers and accelerate leave out of their file."""
     gone = truth.meta["frozen"] if "excl_frozen" in truth.folder.name else []
     if truth.folder.name.endswith(("hf_trainer_ddp_w2", "accelerate_ddp_w2")):
         gone = list(truth.meta["tied"])
     return [f"{name} is missing" for name in gone]
 
 
-def test_a_trainers_files_are_named_and_their_loss_is_asked_for(tmp_path: Path) -> None:
-    source = FIXTURES / "ds019_t213-hf_trainer_zero3_w2" / "checkpoint-3"
-    with pytest.raises(ckpt.CkptError, match=r"scheduler\.pt, trainer_state\.json.*--allow-loss"):
+@pytest.mark.parametrize("trainer", ["hf_trainer_zero3_w2", "hf_trainer_ddp_w2"])
+def test_a_trainers_files_go_along(trainer: str, tmp_path: Path) -> None:
+    source = FIXTURES / f"ds019_t213-{trainer}" / "checkpoint-3"
+    ckpt.convert(source, "torch", tmp_path / "out.pt")
+    content = torch.load(tmp_path / "out.pt", weights_only=True)
+    for rank in (0, 1):
+        saved = torch.load(source / f"rng_state_{rank}.pth", weights_only=False)
+        found = content[f"rng_state_{rank}"]
+        assert torch.equal(found["cpu"], saved["cpu"])
+        assert found["python"] == saved["python"]
+        assert found["numpy"][0] == saved["numpy"][0]
+        assert found["numpy"][1].tolist() == saved["numpy"][1].tolist()
+    assert content["trainer_state"] == json.loads((source / "trainer_state.json").read_text())
+    assert content["trainer_state"]["global_step"] == content["scheduler"]["last_epoch"] == 3
+
+
+def test_a_trainers_file_that_is_no_plain_data_is_named_and_its_loss_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "checkpoint-3"
+    shutil.copytree(FIXTURES / "ds019_t213-hf_trainer_zero3_w2" / "checkpoint-3", source)
+    torch.save({"sampler": Sampler()}, source / "scheduler.pt")
+    with pytest.raises(ckpt.CkptError, match=r"dropped: scheduler\.pt: .*--allow-loss"):
         ckpt.convert(source, "torch", tmp_path / "out.pt")
+    ckpt.convert(source, "torch", tmp_path / "out.pt", allow_loss=True)
+    assert "scheduler" not in torch.load(tmp_path / "out.pt", weights_only=True)
     notes = ckpt.prepare(source, "hf", tmp_path / "hf").notes
     assert any("scheduler.pt" in str(note) for note in notes)
 

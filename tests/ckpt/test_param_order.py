@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt.errors import AmbiguousSource, CkptError, CorruptCheckpoint
-from ckpt.param_order import Shape, Slot, match_given_order, match_names
+from ckpt.param_order import Shape, Slot, match_given_order, match_names, match_shapes
 
 WHERE = "job.pt"
 MATRIX, OTHER_MATRIX, VECTOR = (4, 3), (3, 4), (4,)
@@ -194,6 +195,55 @@ def test_arbitrary_slots_match_exactly_when_one_order_fits(
 ) -> None:
     groups, named = groups_of(*slots), {f"p{at}": shape for at, shape in enumerate(shapes)}
     assert outcome(groups, named) == expected(groups, named)
+
+
+# --- names in no order that means anything ------------------------------------------------------
+
+
+def orderless(groups: Sequence[Sequence[Slot]], shapes: Mapping[str, Shape]) -> object:
+    """The match whatever the order of names, by trying all of them; or the refusal's type."""
+    slots = [slot for group in groups for slot in group]
+    found = [
+        {slot.index: name for slot, name in zip(slots, names, strict=True)}
+        for names in itertools.permutations(shapes, len(slots))
+        if all(slot.shape in (None, shapes[n]) for slot, n in zip(slots, names, strict=True))
+    ]
+    if len(found) == 1:
+        return found[0]
+    return AmbiguousSource if found else CorruptCheckpoint
+
+
+@given(
+    st.lists(
+        st.lists(st.one_of(some_shapes, st.just((3,)), st.none()), max_size=2),
+        min_size=1,
+        max_size=2,
+    ),
+    st.lists(st.sampled_from([(1,), (2,), (2, 2), (3,), ()]), max_size=5),
+)
+@settings(max_examples=600, deadline=None)
+def test_shapes_match_exactly_when_one_assignment_fits(
+    slots: list[list[Shape | None]], shapes: list[Shape]
+) -> None:
+    groups, named = groups_of(*slots), {f"p{at}": shape for at, shape in enumerate(shapes)}
+    found: object
+    try:
+        found = match_shapes(groups, named, WHERE)
+    except CkptError as refusal:
+        found = type(refusal)
+    assert found == orderless(groups, named)
+
+
+def test_shapes_match_in_another_order_than_the_names() -> None:
+    shapes = {"b": VECTOR, "a": MATRIX}
+    assert match_shapes(groups_of([MATRIX, VECTOR]), shapes, WHERE) == {0: "a", 1: "b"}
+
+
+def test_equal_shapes_without_an_order_are_ambiguous_and_the_reason_is_told() -> None:
+    shapes = {"k": MATRIX, "q": MATRIX, "b": VECTOR}
+    with pytest.raises(AmbiguousSource, match=r"order, no config, and .* k, q\.") as refusal:
+        match_shapes(groups_of([MATRIX, MATRIX, VECTOR]), shapes, WHERE, "no config")
+    assert "--param-order" in str(refusal.value)
 
 
 # --- large models -------------------------------------------------------------------------------

@@ -443,3 +443,43 @@ def test_several_optimizers_are_dropped_with_a_note_when_not_needed(tmp_path: Pa
     found = read(tree, tmp_path, need_optimizer=False)
     assert [note.subjects for note in found.notes] == [("g", "d")]
     assert not found.has_optimizer
+
+
+# --- names that a file leaves out ---------------------------------------------------------------
+
+
+def test_a_tied_name_that_the_file_leaves_out_comes_back_with_a_known_model(tmp_path: Path) -> None:
+    model = Tied()
+    state = {name: value for name, value in model.state_dict().items() if name != "head.weight"}
+    found = read(state, tmp_path, factory=names_of(model))
+    assert found.ties == {"head.weight": "embed.weight"}
+    assert found.order == ("embed.weight", "head.weight")
+    assert [note.kind for note in found.notes] == [NoteKind.TIED]
+
+
+def test_a_tied_weight_saved_under_another_name_goes_to_the_one_that_is_optimised(
+    tmp_path: Path,
+) -> None:
+    model = Tied()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.embed.weight.sum().backward()
+    optimizer.step()
+    tree = {"model": {"head.weight": model.head.weight}, "optim": optimizer.state_dict()}
+    found = read(tree, tmp_path, factory=names_of(model))
+    assert (found.ties, [*found.params]) == ({"head.weight": "embed.weight"}, ["embed.weight"])
+    assert found.params["embed.weight"].state["step"]
+
+
+def test_of_three_tied_names_any_one_gives_the_others(tmp_path: Path) -> None:
+    model = Tied()
+    model.last = torch.nn.Linear(3, 5, bias=False)
+    model.last.weight = model.embed.weight
+    for name in ("embed", "head", "last"):
+        found = read({f"{name}.weight": model.embed.weight}, tmp_path, factory=names_of(model))
+        assert found.ties == {"head.weight": "embed.weight", "last.weight": "embed.weight"}
+
+
+def test_tied_names_with_weights_of_their_own_stay_apart(tmp_path: Path) -> None:
+    state = {"embed.weight": torch.ones(5, 3), "head.weight": torch.zeros(5, 3)}
+    found = read(state, tmp_path, factory=names_of(Tied()))
+    assert (found.ties, [*found.params]) == ({}, ["embed.weight", "head.weight"])

@@ -24,7 +24,6 @@ REFUSED = {
     ("fsdp1_local", ""): "--model package.module:factory",
     ("whole_", ""): "runs it when loaded",
     ("moe", ""): "mixture-of-experts",
-    ("hf_trainer_ddp_w2", "universal"): "restores weights through the optimizer",
     ("zero2_elastic_w2", "zero3"): "elastic_checkpoint",
 }
 """Why some cannot become a target, or, where that is empty, cannot be read."""

@@ -10,7 +10,8 @@ they ask of an Accelerator, for its own set-up wants a GPU.
 import json
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,7 @@ from torch.optim import Optimizer
 from training.cases import Case
 from training.leaving import run_and_leave
 from training.live import (
+    clean,
     gather,
     gather_buffers,
     group_meta,
@@ -46,10 +48,11 @@ from training.live import (
     step_plainly,
     world_size,
 )
-from training.model import RICH, Block, build, decay_groups
+from training.live import full as full_copy
+from training.model import RICH, WEIGHT_DECAY, Block, ModelOptions, build, decay_groups
 from training.torch_runs import Session
 from training.train import CLIENT, STEPS, describe
-from training.wrap import make_optimizer, make_scheduler
+from training.wrap import BETAS, LEARNING_RATE, make_optimizer, make_scheduler
 
 Save = Callable[[Path, nn.Module, Optimizer, dict[str, Any]], None]
 
@@ -69,16 +72,21 @@ def shard(net: nn.Module, *, dim1: bool = False, hybrid: bool = False) -> nn.Mod
     return net
 
 
-def wrap1(net: nn.Module, *, mesh: bool = False, hybrid: bool = False) -> nn.Module:
+def wrap1(
+    net: nn.Module, *, mesh: bool = False, hybrid: bool = False, flat: bool = False
+) -> nn.Module:
     """The net under FSDP1; with a mesh it saves DTensors, else ShardedTensors."""
     more: dict[str, Any] = {}
-    if mesh:
-        more["device_mesh"] = init_device_mesh("cpu", (world_size(),))
     if hybrid:
         more["sharding_strategy"] = ShardingStrategy.HYBRID_SHARD
+    if mesh:
+        shape = (2, world_size() // 2) if hybrid else (world_size(),)
+        names = ("replicate", "shard") if hybrid else ("shard",)
+        more["device_mesh"] = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    elif hybrid:
         more["process_group"] = hybrid_groups()
     cpu, policy = torch.device("cpu"), ModuleWrapPolicy({Block})
-    return FSDP(net, auto_wrap_policy=policy, use_orig_params=True, device_id=cpu, **more)
+    return FSDP(net, auto_wrap_policy=policy, use_orig_params=not flat, device_id=cpu, **more)
 
 
 def hybrid_groups() -> tuple[Any, Any]:
@@ -107,6 +115,25 @@ def by_number(folder: Path, module: nn.Module, optimizer: Optimizer, rest: dict[
     """One file a rank, of what the objects themselves give."""
     content = {"model": module.state_dict(), "optimizer": optimizer.state_dict(), **rest}
     torch.save(content, folder / f"step3_rank_{rank()}.pt")
+
+
+def raw(folder: Path, module: nn.Module, optimizer: Optimizer, rest: dict[str, Any]) -> None:
+    """One file a rank: sharded weights, and the optimizer as it is."""
+    content = {"model": states(module, optimizer)[0], "optimizer": optimizer.state_dict(), **rest}
+    torch.save(content, folder / f"rank{rank()}.pt")
+
+
+def named(folder: Path, module: nn.Module, optimizer: Optimizer, rest: dict[str, Any]) -> None:
+    """The same of an optimizer that was made of named parameters."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    other = torch.optim.AdamW(
+        [
+            {**group, "params": [(names[id(p)], p) for p in group["params"]]}
+            for group in optimizer.param_groups
+        ]
+    )
+    other.load_state_dict(optimizer.state_dict())
+    raw(folder, module, other, rest)
 
 
 def verl(folder: Path, module: nn.Module, optimizer: Optimizer, rest: dict[str, Any]) -> None:
@@ -168,54 +195,115 @@ def accelerate(kind: str, use_dcp: bool = True) -> Save:
     return save
 
 
+@dataclass(frozen=True)
+class Run:
+    """How the net is wrapped, the ways it is saved in, and the numbers of processes."""
+
+    wrap: Callable[[nn.Module], nn.Module]
+    ways: Mapping[str, Save]
+    worlds: tuple[int, ...] = (2, 3)
+    options: ModelOptions = RICH
+
+
 RANKS = {"by_name": by_name, "verl": verl}
 SHARDED, FULL = accelerate("SHARDED_STATE_DICT"), accelerate("FULL_STATE_DICT")
 TWO = {
     "by_number": by_number, "full": full, "accelerate": SHARDED, "accelerate_full": FULL,
     "accelerate_ranks": accelerate("SHARDED_STATE_DICT", use_dcp=False),
 } | RANKS  # fmt: skip
-ONE = {"full": full, "local": local, "accelerate": SHARDED} | RANKS
-RUNS: dict[str, tuple[Callable[[nn.Module], nn.Module], dict[str, Save], tuple[int, ...]]] = {
-    "fsdp2": (shard, TWO, (2, 3)),
-    "fsdp2_dim1": (lambda net: shard(net, dim1=True), {"by_number": by_number}, (2, 3)),
-    "fsdp2_hybrid": (lambda net: shard(net, hybrid=True), {"by_number": by_number}, (4,)),
-    "fsdp1": (wrap1, ONE, (2, 3)),
-    "fsdp1_mesh": (lambda net: wrap1(net, mesh=True), RANKS, (2, 3)),
-    "fsdp1_hybrid": (lambda net: wrap1(net, hybrid=True), {"by_name": by_name}, (4,)),
+ONE = {"full": full, "local": local, "accelerate": SHARDED, "raw": raw, "named": named} | RANKS
+FLAT = {"raw": raw, "named": named, "verl": verl}
+TRAINED = replace(RICH, frozen=())  # a flat parameter is trained or it is not
+HALF = replace(TRAINED, frozen=tuple(f"blocks.1.{name}" for name, _ in Block().named_parameters()))
+RUNS = {
+    "fsdp2": Run(shard, TWO),
+    "fsdp2_dim1": Run(lambda net: shard(net, dim1=True), {"by_number": by_number}),
+    "fsdp2_hybrid": Run(lambda net: shard(net, hybrid=True), {"by_number": by_number}, (4,)),
+    "fsdp1": Run(wrap1, ONE),
+    "fsdp1_mesh": Run(lambda net: wrap1(net, mesh=True), RANKS),
+    "fsdp1_hybrid": Run(
+        lambda net: wrap1(net, hybrid=True),
+        {"by_name": by_name, "raw": raw},  # torch 2.13 cannot save LOCAL_STATE_DICT here
+        (4,),
+    ),
+    "fsdp1_flat": Run(lambda net: wrap1(net, flat=True), FLAT | {"local": local}, options=TRAINED),
+    "fsdp1_flat_frozen": Run(lambda net: wrap1(net, flat=True), FLAT, (2,), HALF),
+    "fsdp1_flat_hybrid": Run(
+        lambda net: wrap1(net, flat=True, mesh=True, hybrid=True),
+        FLAT,
+        (4,),
+        TRAINED,
+    ),
 }
+
+
+def flat_optimizer(module: nn.Module) -> Optimizer:
+    """AdamW of the flat parameters, as a script makes it that knows of none."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    return torch.optim.AdamW(trained, lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY)
+
+
+def gather_units(module: FSDP, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """Weights and states of flat parameters: what unsharding shows of states put in their place."""
+    flats = {clean(n).removesuffix("_flat_param"): p for n, p in module.named_parameters()}
+    tensors = summon(module)
+    names, kept = list(tensors), {unit: p.detach().clone() for unit, p in flats.items()}
+    owners = {n: max((u for u in flats if n.startswith(u)), key=len) for n in names}
+    trained = {unit for unit, p in flats.items() if p in optimizer.state}
+    for key in ("exp_avg", "exp_avg_sq"):
+        for unit in trained:
+            flats[unit].detach().copy_(optimizer.state[flats[unit]][key])
+        shown = summon(module)
+        tensors |= {f"{key}/{n}": shown[n] for n in names if owners[n] in trained}
+        for unit, p in flats.items():
+            p.detach().copy_(kept[unit])
+    for name in (n for n in names if owners[n] in trained):
+        tensors[f"step/{name}"] = full_copy(optimizer.state[flats[owners[name]]]["step"])
+    return tensors
+
+
+def summon(module: FSDP) -> dict[str, torch.Tensor]:
+    """The whole weights by name."""
+    with FSDP.summon_full_params(module, writeback=False):
+        return {clean(name): full_copy(p) for name, p in module.named_parameters()}
 
 
 def run(name: str, out: Path) -> None:
     """Train, note the truth, save in every way."""
-    wrap, ways, _ = RUNS[name]
-    net = build(RICH)
+    todo = RUNS[name]
+    net = build(todo.options)
     groups = decay_groups(net)
-    module = wrap(net)
-    optimizer = make_optimizer(module, groups)
+    module = todo.wrap(net)
+    is_flat = name.startswith("fsdp1_flat")
+    optimizer = flat_optimizer(module) if is_flat else make_optimizer(module, groups)
     scheduler = make_scheduler(optimizer)
     for step in range(STEPS):
         step_plainly(module, optimizer, scheduler, step)
-    tensors = gather(module, optimizer) | gather_buffers(module)
+    tensors = gather_units(module, optimizer) if is_flat else gather(module, optimizer)
+    tensors |= gather_buffers(module)
+    members = [[n for n, _ in build(todo.options).named_parameters() if f"step/{n}" in tensors]]
     session = Session(
         module=module,
         scheduler=scheduler,
         train_step=lambda step: step_plainly(module, optimizer, scheduler, step),
         gather=lambda: tensors,
-        param_groups=lambda: group_meta(optimizer, group_names(module, optimizer)),
+        param_groups=lambda: group_meta(
+            optimizer, members if is_flat else group_names(module, optimizer)
+        ),
         save=lambda folder, client: None,
         meta=lambda: {"optimizer": type(optimizer).__name__},
     )
-    meta = describe(Case(name, name, (world_size(),), options=RICH), session)
+    meta = describe(Case(name, name, (world_size(),), options=todo.options), session)
     rest = {**CLIENT, "scheduler": scheduler.state_dict()}
     whole = {key: value.cpu().contiguous() for key, value in tensors.items()}
-    for way, save in ways.items():
+    for way, save in todo.ways.items():
         folder = out / f"{name}-{way}"
         (folder / "ckpt").mkdir(parents=True, exist_ok=True)
         dist.barrier()
         save(folder / "ckpt", module, optimizer, rest)
     steps = range(STEPS, 2 * STEPS)
     meta["next_losses"] = [session.train_step(step) for step in steps]
-    for way in ways if rank() == 0 else ():
+    for way in todo.ways if rank() == 0 else ():
         save_file(whole, out / f"{name}-{way}" / "truth.safetensors")
         (out / f"{name}-{way}" / "truth.json").write_text(json.dumps(meta, indent=1))
     dist.barrier()
@@ -226,8 +314,8 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     random.seed(0)
     dist.init_process_group("gloo")
-    for name, (_, _, worlds) in RUNS.items():
-        if world_size() in worlds:
+    for name, todo in RUNS.items():
+        if world_size() in todo.worlds:
             run(name, out)
     dist.barrier()
 
