@@ -156,6 +156,7 @@ class Origin:
     Attributes:
         stripped: wrapper segments that were taken off the names.
         repeats_ties: the format saves a tied weight once under each of its names.
+        keeps_order: the names are in the model's order; safetensors files have another.
     """
 
     format: str
@@ -164,6 +165,7 @@ class Origin:
     world_size: int | None = None
     stripped: tuple[str, ...] = ()
     repeats_ties: bool = False
+    keeps_order: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ class Checkpoint:
     """A whole training state; opening one reads metadata only.
 
     Attributes:
-        params: parameters by FQN, in the model's order.
+        params: parameters by FQN, in the model's order if `origin` keeps it.
         buffers: persistent buffers by FQN, such as BatchNorm's running statistics.
         order: every name of the model's state dict, in its order: parameters, buffers, aliases.
         ties: alias FQN -> owner FQN.

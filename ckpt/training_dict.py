@@ -25,7 +25,15 @@ from ckpt.optimizer_dict import (
 )
 from ckpt.param_order import match_given_order, match_names, match_shapes
 
-__all__ = ["NameOrder", "TrainingDict", "find_parts", "read_training_dict"]
+__all__ = [
+    "NameOrder",
+    "TrainingDict",
+    "as_in_model",
+    "buffers_among",
+    "find_parts",
+    "find_ties",
+    "read_training_dict",
+]
 
 Path = tuple[str, ...]
 MAX_DEPTH = 5
@@ -92,11 +100,12 @@ def read_training_dict(
             "with StateDictType.SHARDED_STATE_DICT or FULL_STATE_DICT."
         )
     if options.model:
-        order = NameOrder(build_model(options.model), "--model")
-    tensors, notes = _as_in_model(tensors, order)
+        order = NameOrder(build_model(options.model), "--model", order.is_kept)
+    tensors, notes = as_in_model(tensors, order)
     ties = find_ties(tensors)
-    buffers = _buffer_names(tensors, order.model)
-    origin = replace(origin, stripped=cleaned.stripped)
+    buffers = buffers_among(tensors, order.model)
+    keeps_order = order.model is not None or order.is_kept
+    origin = replace(origin, stripped=cleaned.stripped, keeps_order=keeps_order)
     params = {
         name: Param(value=tensor)
         for name, tensor in tensors.items()
@@ -238,7 +247,7 @@ def find_ties(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
     }
 
 
-def _as_in_model(
+def as_in_model(
     tensors: dict[str, StoredTensor], order: NameOrder
 ) -> tuple[dict[str, StoredTensor], tuple[Note, ...]]:
     """With tied names that a file leaves out, and in the model's order where the file has another.
@@ -272,7 +281,8 @@ def _as_in_model(
     return ordered, (Note(NoteKind.TIED, pairs, detail),)
 
 
-def _buffer_names(tensors: Mapping[str, StoredTensor], known: ModelNames | None) -> frozenset[str]:
+def buffers_among(tensors: Mapping[str, StoredTensor], known: ModelNames | None) -> frozenset[str]:
+    """Which of a state dict's tensors are buffers: as the model says, else by name and dtype."""
     if known is not None:
         return known.buffers & tensors.keys()
     return frozenset(name for name, tensor in tensors.items() if is_buffer(name, tensor.dtype))

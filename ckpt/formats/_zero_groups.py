@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckpt.dtypes import DType
-from ckpt.errors import Unsupported
+from ckpt.errors import AmbiguousSource, MissingPart, Unsupported
 from ckpt.flat_ranges import FlatSource
 from ckpt.model import Checkpoint, ParamGroup, Plain, StoredTensor
 from ckpt.note import Note, NoteKind
@@ -30,6 +30,7 @@ from ckpt.values import read_number
 __all__ = ["Flat", "Flattener", "Group", "arranged"]
 
 STEP = "step"
+WITHOUT_OPTIMIZER = "load with load_optimizer_states=False and load_lr_scheduler_states=False"
 
 
 def arranged(
@@ -39,20 +40,21 @@ def arranged(
 
     Raises:
         Unsupported: states that cannot be cut, or groups that `--like` contradicts.
+        MissingPart: no hyper-parameters, neither in the checkpoint nor in `like`.
     """
     require_elementwise(checkpoint, target)
     notes: list[Note] = []
     if checkpoint.has_optimizer:
-        checkpoint, notes = translated(checkpoint, optimizer)
+        checkpoint, notes = _with_options(checkpoint, like)
+        checkpoint, told = translated(checkpoint, optimizer)
+        notes += told
     if like is None or not like.has_optimizer:
         return _with_a_group(checkpoint, notes)
     members = {fqn for group in like.groups for fqn in group.fqns}
     _require_members(checkpoint, members)
     groups = tuple(replace(group, options=_options_of(checkpoint, group)) for group in like.groups)
     if not checkpoint.has_optimizer:
-        detail = "the source has none; those of --like, without any state"
-        subjects = ("param groups and hyper-parameters",)
-        notes.append(Note(NoteKind.SYNTHESISED, subjects, detail, of_job=True))
+        notes.append(_note_of_groups(like))
     buffers = {
         name: param.weight
         for name, param in checkpoint.params.items()
@@ -69,13 +71,56 @@ def _with_a_group(checkpoint: Checkpoint, notes: list[Note]) -> tuple[Checkpoint
     """One group of all parameters and no hyper-parameters, where the source has no optimizer."""
     if checkpoint.has_optimizer:
         return checkpoint, notes
+    if not checkpoint.origin.keeps_order:
+        raise AmbiguousSource(
+            f"{checkpoint.origin.path}: the names are not in the model's order, by which DeepSpeed "
+            "tells parameters apart; --like CHECKPOINT, of the job that will load it, or --model "
+            "package.module:factory gives it"
+        )
     detail = (
-        "not in the source: load with load_optimizer_states=False; --like CHECKPOINT gives groups "
-        "and hyper-parameters for a new optimizer"
+        f"not in the source: {WITHOUT_OPTIMIZER}; --like CHECKPOINT gives groups and "
+        "hyper-parameters for a new optimizer, which loads with the second alone"
     )
     note = Note(NoteKind.UNVERIFIED, ("optimizer",), detail, of_job=True)
     group = ParamGroup(tuple(checkpoint.params), {})
     return replace(checkpoint, groups=(group,)), [*notes, note]
+
+
+def _note_of_groups(like: Checkpoint) -> Note:
+    """About the groups of a checkpoint that has none of its own."""
+    if not all(group.options for group in like.groups):
+        detail = f"not in the source, and --like has no hyper-parameters: {WITHOUT_OPTIMIZER}"
+        return Note(NoteKind.UNVERIFIED, ("optimizer",), detail, of_job=True)
+    detail = "the source has none; those of --like, without any state"
+    subjects = ("param groups and hyper-parameters",)
+    return Note(NoteKind.SYNTHESISED, subjects, detail, of_job=True)
+
+
+def _with_options(checkpoint: Checkpoint, like: Checkpoint | None) -> tuple[Checkpoint, list[Note]]:
+    """Hyper-parameters of `--like` for groups that have none: elastic checkpoints save none."""
+    theirs = {f: group.options for group in (like.groups if like else ()) for f in group.fqns}
+    bare = [group.fqns for group in checkpoint.groups if group.fqns and not group.options]
+    if not bare:
+        return checkpoint, []
+    if not theirs:
+        raise MissingPart(
+            f"{checkpoint.origin.path}: no hyper-parameters in the param groups, and no "
+            "optimizer goes on without; --like CHECKPOINT, another of the job, gives them, or "
+            "convert with --weights-only"
+        )
+    for fqns in bare:
+        if len({repr(theirs.get(fqn)) for fqn in fqns}) > 1:
+            raise Unsupported(
+                f"--like: has {fqns[0]} and others, which are one param group of the source, in "
+                "groups with different hyper-parameters; give a checkpoint with the same groups"
+            )
+    groups = tuple(
+        replace(group, options=group.options or theirs.get(next(iter(group.fqns), ""), {}))
+        for group in checkpoint.groups
+    )
+    detail = "the source has none; those of --like"
+    note = Note(NoteKind.SYNTHESISED, ("hyper-parameters",), detail, of_job=True)
+    return replace(checkpoint, groups=groups), [note]
 
 
 def _require_members(checkpoint: Checkpoint, members: set[str]) -> None:

@@ -55,12 +55,15 @@ class Job:
 
     Attributes:
         names: the name under which DeepSpeed knows each parameter: the first of tied ones.
+        knows_frozen: whether the parameters that are not trained are known; else all are written
+            as trained, and the engine takes them out of the module.
     """
 
     checkpoint: Checkpoint
     settings: Settings
     flattener: Flattener
     names: Mapping[str, str]
+    knows_frozen: bool
     notes: tuple[Note, ...]
 
     @cached_property
@@ -84,7 +87,9 @@ class Job:
         return tuple(fqn for fqn in self.checkpoint.params if fqn not in trained)
 
     def frozen_shapes(self) -> OrderedDict[str, Opaque]:
-        """`frozen_param_shapes`."""
+        """`frozen_param_shapes`; empty where none are known to be frozen."""
+        if not self.knows_frozen:
+            return OrderedDict()
         shapes = {fqn: self.checkpoint.params[fqn].shape for fqn in self.frozen}
         return OrderedDict((self.names[fqn], shape_of(shape)) for fqn, shape in shapes.items())
 
@@ -113,8 +118,14 @@ class Job:
         shared: Mapping[str, str],
         rank: int | None = None,
     ) -> dict[str, Plain]:
-        """The content of a model_states file: of a rank, or of all."""
+        """The content of a model_states file: of a rank, or of all.
+
+        An engine asks `frozen_param_fragments` for each of its frozen parameters, if there are any.
+        """
         objects, settings = self.checkpoint.objects, self.settings
+        shapes_of_frozen = None if frozen is None else self.frozen_shapes()
+        if not self.knows_frozen:
+            frozen = None
         samples = objects.get("global_samples")
         ties, buffers = self.checkpoint.ties, self.checkpoint.buffers
         return {
@@ -123,7 +134,7 @@ class Job:
             "buffer_names": [n for n in self.checkpoint.order if ties.get(n, n) in buffers],
             "optimizer": None,
             "param_shapes": list(shapes),
-            "frozen_param_shapes": None if frozen is None else self.frozen_shapes(),
+            "frozen_param_shapes": shapes_of_frozen,
             "shared_params": dict(shared),
             "frozen_param_fragments": None if frozen is None else OrderedDict(frozen),
             "lr_scheduler": job_data(_scheduler(self.checkpoint)[1]),
@@ -178,6 +189,8 @@ def job_of(checkpoint: Checkpoint, options: WriteOptions, stage: int) -> Job:
         raise MissingPart(f"{checkpoint.origin.path}: holds no weights to write")
     settings, notes = settings_of(checkpoint, options, stage)
     checkpoint, lost = by_rank.fitting(checkpoint, settings.world_size)
+    of_job = checkpoint if options.like is None else options.like
+    knows_frozen = checkpoint.has_optimizer or of_job.has_optimizer
     checkpoint, told = arranged(checkpoint, options.like, settings.optimizer, f"zero{stage}")
     if options.like is None and not checkpoint.origin.format.startswith("zero"):
         told += _frozen_notes(checkpoint)
@@ -186,7 +199,8 @@ def job_of(checkpoint: Checkpoint, options: WriteOptions, stage: int) -> Job:
         owner = checkpoint.ties.get(name, name)
         if owner in names:
             names[owner] = name
-    return Job(checkpoint, settings, Flattener(checkpoint), names, (*notes, *lost, *told))
+    notes += [*lost, *told]
+    return Job(checkpoint, settings, Flattener(checkpoint), names, knows_frozen, tuple(notes))
 
 
 def step_of_job(checkpoint: Checkpoint) -> float | int | None:

@@ -10,6 +10,9 @@ every rank (a rank at a time, or with `mmap=True`, where memory is short):
         state = FSDP.optim_state_dict_to_load(model, optimizer, content["optimizer"])
     optimizer.load_state_dict(state)
 
+That works with `use_orig_params=False` too where one param group has all parameters; several do not
+fit flat parameters, and torch refuses them ("a different number of parameter groups").
+
 FSDP2, of which only rank 0 needs the file (the others give empty dicts):
 
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)

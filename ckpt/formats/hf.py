@@ -19,13 +19,14 @@ from ckpt.errors import CorruptCheckpoint, MissingPart
 from ckpt.format import Format, Match, Part, ReadOptions, WriteOptions
 from ckpt.formats._safetensors_folder import INDEX_FILE, SINGLE_FILE, SUFFIX, read_weights
 from ckpt.formats._trainer_files import notes_beside
-from ckpt.meta_model import ModelNames, transformers_model
+from ckpt.meta_model import ModelNames, build_model, transformers_model
 from ckpt.model import Checkpoint, Origin, Param
-from ckpt.names import clean_names, is_buffer
+from ckpt.names import clean_names
 from ckpt.note import Note, NoteKind, summarise
 from ckpt.outgoing import state_dict, weight_notes
 from ckpt.plan import CommitFile, CopiedFile, FileSpans, OutTensor, WritePlan
 from ckpt.storage.safetensors_file import SafetensorsFile
+from ckpt.training_dict import NameOrder, as_in_model, buffers_among, find_ties
 
 ADAPTER = "adapter_"  # of PEFT, which is another format
 METADATA = {"format": "pt"}
@@ -59,16 +60,22 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
     tensors, aliases = read_weights(path)
     cleaned = clean_names([*tensors, *aliases])
     names = {cleaned[name]: tensor for name, tensor in tensors.items()}
-    buffers = {name: tensor for name, tensor in names.items() if is_buffer(name, tensor.dtype)}
+    names |= {cleaned[alias]: tensors[owner] for alias, owner in aliases.items()}
+    model = build_model(options.model) if options.model else None
+    names, notes = as_in_model(names, NameOrder(model, "--model", is_kept=False))
+    ties = find_ties(names)
+    ties |= {cleaned[a]: cleaned[o] for a, o in aliases.items() if not tensors[o].numel}
+    owners = {name: tensor for name, tensor in names.items() if name not in ties}
+    buffers = buffers_among(owners, model)
     return Checkpoint(
-        params={name: Param(t) for name, t in names.items() if name not in buffers},
-        buffers=buffers,
-        order=(*names, *(cleaned[alias] for alias in aliases)),
-        ties={cleaned[alias]: cleaned[owner] for alias, owner in aliases.items()},
+        params={name: Param(t) for name, t in owners.items() if name not in buffers},
+        buffers={name: t for name, t in owners.items() if name in buffers},
+        order=tuple(names),
+        ties=ties,
         groups=(),
         objects={},
-        origin=Origin("hf", str(path), None, None, cleaned.stripped),
-        notes=notes_beside(path.parent if path.is_file() else path),
+        origin=Origin("hf", str(path), stripped=cleaned.stripped, keeps_order=model is not None),
+        notes=(*notes, *notes_beside(path.parent if path.is_file() else path)),
     )
 
 

@@ -13,7 +13,8 @@ import torch
 from click.testing import CliRunner, Result
 from conftest import FIXTURES, REPO
 from safetensors import safe_open
-from safetensors.torch import load_model
+from safetensors.torch import load_model, save_file
+from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from truth import Truth
 
@@ -158,3 +159,46 @@ def test_the_demo_ends_with_equal_logits() -> None:
     )  # fmt: skip
     assert shown.returncode == 0, shown.stdout[-3000:] + shown.stderr[-3000:]
     assert "$ ckpt convert RUN --to hf --hf-config CONFIG -o HF" in shown.stdout
+
+
+# --- the order of names -------------------------------------------------------------------------
+
+
+class Unsorted(nn.Module):
+    """Weights of equal shapes whose names are not in the alphabet's order; one is tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.first = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.also = nn.Linear(3, 3, bias=False)
+        self.also.weight = self.second.weight
+
+
+def saved_unsorted(folder: Path) -> Path:
+    """As transformers saves a model: every tied weight once."""
+    folder.mkdir()
+    torch.manual_seed(0)
+    weights = {name: value.detach() for name, value in Unsorted().named_parameters()}
+    save_file(dict(sorted(weights.items())), folder / "model.safetensors")
+    return folder
+
+
+def test_a_model_gives_the_order_and_the_ties(tmp_path: Path) -> None:
+    source = saved_unsorted(tmp_path / "hf")
+    assert [*ckpt.open(source).params] == ["first.weight", "second.weight"]
+    found = ckpt.open(source, model=f"{__name__}:Unsorted")
+    assert [*found.params] == ["second.weight", "first.weight"]
+    assert found.order == ("second.weight", "first.weight", "also.weight")
+    assert found.ties == {"also.weight": "second.weight"}
+
+
+@pytest.mark.parametrize("target", ["zero1", "zero2", "zero3"])
+def test_shards_by_position_want_the_models_order(target: str, tmp_path: Path) -> None:
+    source = saved_unsorted(tmp_path / "hf")
+    with pytest.raises(ckpt.CkptError, match=r"not in the model's order.*--like.*--model"):
+        ckpt.convert(source, target, tmp_path / "out", world_size=2)
+    model = f"{__name__}:Unsorted"
+    shards = ckpt.convert(source, target, tmp_path / "out", world_size=2, model=model)
+    first = min(shards.glob("*/*_model_states.pt"))
+    (shapes,) = torch.load(first, weights_only=False)["param_shapes"]
+    assert [*shapes] == ["second.weight", "first.weight"]
