@@ -289,10 +289,7 @@ def _decay_note(kind: NoteKind, detail: str, *, changes: bool) -> Note:
 def _unsure(guess: Guess, target: OptimizerClass, decays: bool, to: OptimizerClass | None) -> Note:
     """A torch before the option saved neither Adam nor AdamW."""
     if to is None:
-        detail = (
-            "not in the source, so none is written and the optimizer keeps its own; dcp.load then "
-            "needs DefaultLoadPlanner(allow_partial_load=True)"
-        )
+        detail = "not in the source, so none is written and the optimizer keeps its own"
         return Note(NoteKind.UNVERIFIED, (DECOUPLED,), detail)
     detail = f"the source does not tell Adam from AdamW ({guess.why}); written for {target.value}"
     if decays:

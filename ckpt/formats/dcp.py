@@ -11,6 +11,7 @@ Source: torch 2.13.0 torch/distributed/checkpoint/{metadata,filesystem,_traverse
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ckpt.chunks import row_slabs
@@ -18,6 +19,8 @@ from ckpt.errors import MissingPart, Unsupported
 from ckpt.format import Format, Match, ReadOptions, WriteOptions
 from ckpt.formats._dcp_tree import KeyPath, rank_count, read_tree
 from ckpt.model import Checkpoint, InlineTensor, Origin, Plain
+from ckpt.note import Note
+from ckpt.optimizer_classes import DECOUPLED
 from ckpt.optimizers import for_torch
 from ckpt.outgoing import (
     job_data,
@@ -68,7 +71,7 @@ def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
     """
     if not checkpoint.order:
         raise MissingPart(f"{checkpoint.origin.path}: holds no weights to write")
-    checkpoint, synthesised = for_torch(checkpoint)
+    checkpoint, told = for_torch(checkpoint)
     items = list(_items(checkpoint, options))
     _refuse_equal_keys(items)
     files = tuple(
@@ -79,11 +82,19 @@ def plan(checkpoint: Checkpoint, options: WriteOptions) -> WritePlan:
         files=files,
         notes=(
             *weight_notes(checkpoint, options),
-            *synthesised,
+            *map(_with_what_loading_needs, told),
             *plain_notes(checkpoint.objects, (MODEL, OPTIMIZER)),
         ),
         commit=(metadata_file(files),),
     )
+
+
+def _with_what_loading_needs(note: Note) -> Note:
+    """`dcp.load` fails on an option that the optimizer has and the folder lacks."""
+    if note.subjects != (DECOUPLED,):
+        return note
+    detail = "dcp.load then needs DefaultLoadPlanner(allow_partial_load=True)"
+    return replace(note, detail=f"{note.detail}; {detail}")
 
 
 def _items(checkpoint: Checkpoint, options: WriteOptions) -> Iterator[OutItem]:

@@ -104,6 +104,17 @@ def gather_whole(case: Case, module: nn.Module, zero: Any, base: Any) -> dict[st
     return tensors
 
 
+def gather_weights(module: nn.Module, stage: int) -> dict[str, Tensor]:
+    """Whole weights as the optimizer has them, those of frozen parameters as the module does."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in module.named_parameters():
+        low = _low_precision(parameter, stage)
+        tensors[f"lp/{name}"] = low
+        master = safe_get_full_fp32_param(parameter) if parameter.requires_grad else low.float()
+        tensors[name] = _whole(master, low, name)
+    return tensors
+
+
 def _low_precision(parameter: nn.Parameter, stage: int) -> Tensor:
     if stage < 3:
         return parameter.detach().clone()

@@ -5,7 +5,8 @@ torchrun --standalone --nproc-per-node W tests/training/zero_jobs.py load JOBS.j
 
 JOBS.json lists jobs: `folder`, `out` (a safetensors file with the keys of truth.safetensors; a JSON
 file comes beside it), `config` (DeepSpeed's), `model_options`, `optimizer`, and `saved`, where the
-engine saves what it has loaded. Before loading, weights are those of another seed.
+engine saves what it has loaded. With `flags`, arguments of load_checkpoint, weights alone are asked
+for. Before loading, weights are those of another seed.
 """
 
 import json
@@ -26,10 +27,10 @@ from deepspeed.accelerator import get_accelerator
 from safetensors.torch import save_file
 
 from training.cases import Case
-from training.deepspeed_runs import gather_whole, open_deepspeed
+from training.deepspeed_runs import gather_weights, gather_whole, open_deepspeed
 from training.leaving import run_and_leave
 from training.live import gather_buffers, group_meta, jsonable, mean_over_ranks, rank, world_size
-from training.model import FROZEN, RICH, ModelOptions, batch, build, decay_groups
+from training.model import FROZEN, RICH, ModelOptions, Net, batch, build, decay_groups
 from training.train import CLIENT, STEPS, run_case
 from training.wrap import make_optimizer, make_scheduler
 
@@ -70,6 +71,11 @@ WITHOUT_TRUTH = (
 """DeepSpeed 0.19.8 cannot be asked for whole tensors under round_robin_gradients; it only saves."""
 
 
+def rich_net() -> Net:
+    """For `--model`, where names are not in the model's order."""
+    return build(RICH)
+
+
 def train(out: Path) -> None:
     """All sources, each with its truth where there is one."""
     for case in SOURCES:
@@ -102,12 +108,16 @@ def load(job: Mapping[str, Any]) -> None:
         config=config,
         dist_init_required=False,
     )
-    path, client = engine.load_checkpoint(job["folder"])
+    path, client = engine.load_checkpoint(job["folder"], **job.get("flags", {}))
     assert path is not None, "load_checkpoint found no checkpoint"
     if "saved" in job:
         kept = {key: client[key] for key in CLIENT}
         engine.save_checkpoint(job["saved"], client_state=kept)
-    tensors = gather_whole(case, engine.module, zero, base) | gather_buffers(engine.module)
+    if "flags" in job:
+        tensors = gather_weights(engine.module, stage)
+    else:
+        tensors = gather_whole(case, engine.module, zero, base)
+    tensors |= gather_buffers(engine.module)
     meta = {
         "param_groups": group_meta(base, [names for names, _ in groups]),
         "client": {key: client.get(key) for key in CLIENT},
