@@ -188,7 +188,7 @@ def _planned(
         checkpoint = checkpoint.without_job()
     assert target.plan is not None, "registry.target returns formats that can be written"
     plan = target.plan(checkpoint, options)
-    notes = (*checkpoint.notes, *told, *plan.notes)
+    notes = _without_carried((*checkpoint.notes, *told, *plan.notes), plan)
     _require_consent(path, notes, allow_loss, of_job=keeps_optimizer)
     check_replaceable(plan, goal)
     check_space(plan, goal)
@@ -290,6 +290,12 @@ def default_output(source: Path, target: Format) -> Path:
     resolved = source.resolve()
     stem = resolved.stem if resolved.is_file() else resolved.name
     return source.parent / f"{stem}-{target.name}{target.output_suffix}"
+
+
+def _without_carried(notes: Sequence[Note], plan: WritePlan) -> tuple[Note, ...]:
+    """Files that were not read and go along unchanged are not lost."""
+    carried = {file.path for file in plan.copied}
+    return tuple(n for n in notes if n.kind is not NoteKind.DROPPED or not carried >= {*n.subjects})
 
 
 def _losses(checkpoint: Checkpoint, target: Format, weights_only: bool) -> list[Note]:

@@ -157,6 +157,8 @@ class Origin:
         stripped: wrapper segments that were taken off the names.
         repeats_ties: the format saves a tied weight once under each of its names.
         keeps_order: the names are in the model's order; safetensors files have another.
+        trainer_files: absolute paths of what HF Trainer or accelerate keep beside the checkpoint
+            and want again.
     """
 
     format: str
@@ -166,6 +168,7 @@ class Origin:
     stripped: tuple[str, ...] = ()
     repeats_ties: bool = False
     keeps_order: bool = True
+    trainer_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,27 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ckpt.errors import CkptError
-from ckpt.model import Plain
+from ckpt.model import Origin, Plain
 from ckpt.note import Note, NoteKind
+from ckpt.plan import CopiedFile
 from ckpt.storage import torch_file
 
-__all__ = ["job_beside", "left_out", "notes_beside", "rank_files"]
+__all__ = [
+    "carried",
+    "is_of_accelerate",
+    "job_beside",
+    "left_out",
+    "notes_beside",
+    "rank_files",
+    "trainer_files",
+]
 
 OPTIMIZER = "optimizer.*"
+STATE = "trainer_state.json"
 JOB = (
     "scheduler*.*",
     "scaler.*",
-    "trainer_state.json",
+    STATE,
     "rng_state*",
     "random_states_*",
     "sampler*.bin",
@@ -29,7 +39,16 @@ JOB = (
     "custom_checkpoint_*",
 )
 
-RANK = re.compile(r"^(?:rng_state|random_states)_(\d+)\.(?:pth|pkl)$")
+SETTINGS = (
+    "config.json",
+    "generation_config.json",
+    "training_args.bin",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "chat_template*",
+)
+RANDOM_STATES = "random_states_"  # accelerate's; Trainer's are rng_state
+RANK = re.compile(rf"^(?:rng_state|{RANDOM_STATES[:-1]})_(\d+)\.(?:pth|pkl)$")
 
 
 def notes_beside(folder: Path) -> tuple[Note, ...]:
@@ -71,6 +90,30 @@ def rank_files(folder: Path) -> int:
     """How many ranks left their random states there, which every one of them does; 0 if none."""
     found = (RANK.match(file.name) for file in folder.iterdir())
     return max((int(match[1]) + 1 for match in found if match), default=0)
+
+
+def trainer_files(folder: Path) -> tuple[str, ...]:
+    """What a trainer wants again in a folder from which it goes on; nothing in other folders."""
+    job = _files(folder, JOB)
+    is_trainers = any(file.name == STATE or RANK.match(file.name) for file in job)
+    return tuple(str(f.absolute()) for f in (*job, *_files(folder, SETTINGS)) if is_trainers)
+
+
+def carried(origin: Origin, world_size: int) -> tuple[tuple[CopiedFile, ...], list[Note]]:
+    """Those files, unchanged, for a job of so many ranks; random states of others stay behind."""
+    names = {Path(path).name: path for path in origin.trainer_files}
+    of_ranks = tuple(name for name in names if RANK.match(name))
+    if len(of_ranks) == world_size:
+        of_ranks = ()
+    files = tuple(CopiedFile(name, path) for name, path in names.items() if name not in of_ranks)
+    detail = f"not taken along as files, for the job has {world_size} ranks"
+    note = Note(NoteKind.DROPPED, of_ranks, detail, of_job=True)
+    return files, [note] if of_ranks else []
+
+
+def is_of_accelerate(origin: Origin) -> bool:
+    """True for a folder of accelerate's `save_state`."""
+    return any(Path(path).name.startswith(RANDOM_STATES) for path in origin.trainer_files)
 
 
 def left_out(names: Sequence[str]) -> tuple[Note, ...]:

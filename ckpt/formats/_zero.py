@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ckpt.errors import Unsupported
 from ckpt.formats._deepspeed import job_objects, model_state
-from ckpt.formats._trainer_files import job_beside
+from ckpt.formats._trainer_files import job_beside, trainer_files
 from ckpt.model import Checkpoint, Opaque, Origin, Param, ParamGroup, Plain, StoredTensor
 from ckpt.names import clean_names, is_buffer
 from ckpt.note import Note, NoteKind
@@ -113,15 +113,14 @@ def build(
     ties = aliases | _module_ties(module, trained.masters, aliases)
     frozen = _frozen(module, trained, buffers, ties, has_placeholders=origin.format == "zero3")
     every = dict.fromkeys([*module, *trained.masters, *frozen, *ties])
-    params = {
-        name: _param(name, module, trained, frozen)
-        for name in every
-        if name in trained.masters or name in frozen
-    }
+    owners = [name for name in every if name in trained.masters or name in frozen]
+    params = {name: _param(name, module, trained, frozen) for name in owners}
     ties = {alias: owner for alias, owner in ties.items() if owner in params or owner in buffers}
     known = params.keys() | buffers | ties.keys()
     lost = [name for name in every if name not in known]
-    objects, left_out = _objects(content, loss_scaler, path.parent.parent)
+    root = path.parent.parent
+    objects, left_out = _objects(content, loss_scaler, root)
+    stripped = tuple(dict.fromkeys([*names.stripped, *own.stripped]))
     return Checkpoint(
         params=params,
         buffers={name: module[name] for name in module if name in buffers},
@@ -129,7 +128,7 @@ def build(
         ties=ties,
         groups=tuple(ParamGroup(tuple(members), options) for members, options in trained.groups),
         objects=objects,
-        origin=replace(origin, stripped=tuple(dict.fromkeys([*names.stripped, *own.stripped]))),
+        origin=replace(origin, stripped=stripped, trainer_files=trainer_files(root)),
         notes=(*notes, *_notes(lost, sorted(buffers), content, origin), *left_out),
     )
 

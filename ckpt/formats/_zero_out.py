@@ -16,12 +16,13 @@ from ckpt.checks import step_of
 from ckpt.errors import MissingPart
 from ckpt.format import WeightDType, WriteOptions
 from ckpt.formats._deepspeed import DATA_CLASSES, LATEST, NOT_JOB
+from ckpt.formats._trainer_files import carried, is_of_accelerate
 from ckpt.formats._zero_groups import Flattener, arranged
 from ckpt.formats._zero_settings import Settings, settings_of
 from ckpt.model import Checkpoint, Opaque, Plain
 from ckpt.note import Note, NoteKind
 from ckpt.outgoing import job_data, named_objects, plain_notes, state_dict
-from ckpt.plan import CommitFile, OutputFile, OutTensor, WritePlan
+from ckpt.plan import CommitFile, CopiedFile, OutputFile, OutTensor, WritePlan
 from ckpt.storage.torch_file import TorchFile
 
 __all__ = ["DEEPSPEED_VERSION", "Job", "job_of", "shape_of", "stage_of"]
@@ -30,6 +31,7 @@ DEEPSPEED_VERSION = "0.19.8"
 """The release whose layout is written, which its loading code asks for."""
 
 TORCH_SIZE = "torch.Size"
+ACCELERATE_TAG = "pytorch_model"  # accelerate 1.15 utils/constants.py MODEL_NAME
 STAGE = "deepspeed.runtime.zero.config.ZeroStageEnum"
 CLASSES = DATA_CLASSES | {TORCH_SIZE}
 SCHEDULERS = ("lr_scheduler", "scheduler", "lr_schedulers")
@@ -57,6 +59,7 @@ class Job:
         names: the name under which DeepSpeed knows each parameter: the first of tied ones.
         knows_frozen: whether the parameters that are not trained are known; else all are written
             as trained, and the engine takes them out of the module.
+        copied: what HF Trainer or accelerate want beside the save.
     """
 
     checkpoint: Checkpoint
@@ -65,11 +68,13 @@ class Job:
     names: Mapping[str, str]
     knows_frozen: bool
     notes: tuple[Note, ...]
+    copied: tuple[CopiedFile, ...] = ()
 
     @cached_property
     def tag(self) -> str:
-        """The folder of the save."""
-        return f"global_step{self._steps}"
+        """The folder of the save, as accelerate or others look for it."""
+        is_accelerates = self.copied and is_of_accelerate(self.checkpoint.origin)
+        return ACCELERATE_TAG if is_accelerates else f"global_step{self._steps}"
 
     @cached_property
     def _steps(self) -> int:
@@ -176,7 +181,7 @@ class Job:
         tag = self.tag
         latest = CommitFile(LATEST, lambda _spans: tag.encode())
         notes = (*self.notes, *self.flattener.notes(), *_job_notes(self.checkpoint))
-        return WritePlan(tuple(files), notes, (latest,))
+        return WritePlan(tuple(files), notes, (latest,), self.copied)
 
 
 def job_of(checkpoint: Checkpoint, options: WriteOptions, stage: int) -> Job:
@@ -191,6 +196,8 @@ def job_of(checkpoint: Checkpoint, options: WriteOptions, stage: int) -> Job:
     checkpoint, lost = by_rank.fitting(checkpoint, settings.world_size)
     of_job = checkpoint if options.like is None else options.like
     knows_frozen = checkpoint.has_optimizer or of_job.has_optimizer
+    copied, left = carried(checkpoint.origin, settings.world_size)
+    copied, left = (copied, left) if checkpoint.has_optimizer else ((), [])
     checkpoint, told = arranged(checkpoint, options.like, settings.optimizer, f"zero{stage}")
     if options.like is None and not checkpoint.origin.format.startswith("zero"):
         told += _frozen_notes(checkpoint)
@@ -199,8 +206,8 @@ def job_of(checkpoint: Checkpoint, options: WriteOptions, stage: int) -> Job:
         owner = checkpoint.ties.get(name, name)
         if owner in names:
             names[owner] = name
-    notes += [*lost, *told]
-    return Job(checkpoint, settings, Flattener(checkpoint), names, knows_frozen, tuple(notes))
+    said = (*notes, *lost, *left, *told)
+    return Job(checkpoint, settings, Flattener(checkpoint), names, knows_frozen, said, copied)
 
 
 def step_of_job(checkpoint: Checkpoint) -> float | int | None:

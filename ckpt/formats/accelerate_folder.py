@@ -5,7 +5,8 @@ Read, under DDP or on one GPU: `model.safetensors` or shards of it or `pytorch_m
 folders, SHARDED_STATE_DICT), or `pytorch_model_fsdp.bin` with `optimizer.bin` (FULL_STATE_DICT).
 Beside them `scheduler.bin`, `scheduler.pt`, `scaler.pt`, `trainer_state.json`, every rank's random
 states and registered objects, each under its file's name. Files with objects of a class
-(`sampler.bin`) are named and stay behind. Of several models, `--key model_1` takes another one.
+(`sampler.bin`) are named and stay behind. ZeRO targets get all these files beside the shards too,
+random states if there are as many ranks, so that both trainers resume from the output. Of several models, `--key model_1` takes another one.
 With DeepSpeed these trainers write DeepSpeed's folders, which are read as such.
 
 Without FSDP the optimizer's states carry numbers, in the model's order inside each param group, and
@@ -31,7 +32,7 @@ from ckpt.format import Format, Match, ReadOptions
 from ckpt.formats._config_model import CONFIG_FILE, model_of_config, notes_on_versions
 from ckpt.formats._dcp_tree import rank_count, read_tree
 from ckpt.formats._safetensors_folder import indexed_files, read_weights
-from ckpt.formats._trainer_files import job_beside, left_out, rank_files
+from ckpt.formats._trainer_files import job_beside, left_out, rank_files, trainer_files
 from ckpt.model import Checkpoint, Origin, Plain
 from ckpt.names import clean_names
 from ckpt.note import Note
@@ -96,7 +97,8 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
     job, notes = job_beside(path, taken=[*weights, *optimizers])
     folders = (entry for entry in models.values() if entry.is_dir())
     ranks = max([1, rank_files(path), *(rank_count(folder) for folder in folders)])
-    origin = Origin(NAME, str(path), NAME, ranks, repeats_ties=True)
+    beside = trainer_files(path)
+    origin = Origin(NAME, str(path), NAME, ranks, repeats_ties=True, trainer_files=beside)
     if options.key is None and len(models) == 1:  # registered objects may look like models
         options = replace(options, key=MODEL)
     checkpoint = read_training_dict(weights | optimizers | job, options, origin, order)

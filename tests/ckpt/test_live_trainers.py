@@ -1,8 +1,8 @@
 """transformers' Trainer and accelerate resume from what was converted, under another strategy.
 
 Real jobs of two ranks train six steps with dropout and save their folders after three; see
-trainer_jobs.py. The converted folder gets the trainer's own files, and a job under the target's
-strategy resumes from it: its losses are those of the run that went on.
+trainer_jobs.py. A job under the target's strategy resumes from the converted folder: its losses are
+those of the run that went on.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ weights and random numbers, so that all has to come from the folder.
 import gc
 import json
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,8 +36,6 @@ LINEAR = torch.nn.functional.linear
 SEED, OTHER_SEED, STEPS, MORE_STEPS = 1234, 4321, 3, 3
 BATCH, LENGTH, VOCAB = 4, 8, 31
 CLIPPING = 1.0
-BESIDE = ("trainer_state.json", "scheduler.*", "rng_state_*", "random_states_*")
-"""The trainers' own files, without which they begin anew or with other random numbers."""
 
 
 class Tokens(Dataset[dict[str, torch.Tensor]]):
@@ -91,15 +88,11 @@ def strategy(mode: str) -> dict[str, Any]:
 
 
 def converted(job: Mapping[str, Any], out: Path) -> str:
-    """As README has it: convert, then copy the trainer's own files."""
+    """Converted for this job, the trainer's own files with it."""
     source, output = Path(job["source"]), out / "converted"
     if rank() == 0:
         config = deepspeed_config(job["mode"], "auto")
         ckpt.convert(source, job["mode"], output, world_size=world_size(), ds_config=config)
-        if job["kind"] == "accelerate":
-            (output / f"global_step{STEPS}").rename(output / "pytorch_model")
-        for file in (file for pattern in BESIDE for file in source.glob(pattern)):
-            shutil.copy(file, output)
     dist.barrier()
     return str(output)
 
