@@ -6,8 +6,9 @@ folders, SHARDED_STATE_DICT), or `pytorch_model_fsdp.bin` with `optimizer.bin` (
 Beside them `scheduler.bin`, `scheduler.pt`, `scaler.pt`, `trainer_state.json`, every rank's random
 states and registered objects, each under its file's name. Files with objects of a class
 (`sampler.bin`) are named and stay behind. ZeRO targets get all these files beside the shards too,
-random states if there are as many ranks, so that both trainers resume from the output. Of several models, `--key model_1` takes another one.
-With DeepSpeed these trainers write DeepSpeed's folders, which are read as such.
+random states if there are as many ranks, so that both trainers resume from the output. Of several
+models, `--key model_1` takes another one. With DeepSpeed these trainers write DeepSpeed's folders,
+which are read as such.
 
 Without FSDP the optimizer's states carry numbers, in the model's order inside each param group, and
 safetensors files do not keep that order. It comes from `--param-order` or `--model`; else from
