@@ -6,7 +6,9 @@ Read: a folder with one file a rank, such as `rank0.pt` with `{"model": model.st
 `pytorch_model_fsdp_0_rankR.bin` and `optimizer_0_rankR.bin`; of a folder with several saves, one
 file of one. Every sharded tensor says itself where its part belongs: Shard on any dimension,
 Replicate, meshes of several dimensions (hybrid sharding, tensor parallelism below FSDP2), uneven
-and empty parts. Plain tensors and values are rank 0's, and it is said where ranks differ.
+and empty parts. Plain tensors are rank 0's, and it is said where ranks differ. What ranks have
+beside model and optimizer in their own way, such as random number states, is kept for all of them
+under `by_rank`.
 
 FSDP1's `optimizer.state_dict()` beside sharded weights (verl, hand-made scripts) holds flat parts.
 With `use_orig_params=True` they are runs of the parameters, in the order of the ranks, and get

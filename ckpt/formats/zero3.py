@@ -4,7 +4,8 @@ Rank r holds the elements [r * P, (r + 1) * P) of each parameter, P = ceil(numel
 padded with uninitialised memory. A sub-group is the concatenation of such partitions, padding
 included. `param_shapes` lists the parameters of each sub-group; `param_groups[i]["params"]` the
 sub-groups of each param group. Frozen parameters lie in `frozen_param_fragments`, cut alike. No
-16-bit weights are saved.
+16-bit weights are saved. Client states that differ between ranks, such as random number states, are
+kept for all of them under `by_rank`; a job with as many ranks gets each its own again.
 
 Written for the ranks of `--world-size`, with sub-groups as `--ds-config`, `--like` or the source's
 own configuration says; padding is zero. `engine.load_checkpoint` takes the optimizer too; of
