@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckpt.dtypes import DType
-from ckpt.errors import AmbiguousSource, MissingPart, Unsupported
+from ckpt.errors import MissingPart, Unsupported
 from ckpt.flat_ranges import FlatSource
 from ckpt.model import Checkpoint, ParamGroup, Plain, StoredTensor
 from ckpt.note import Note, NoteKind
@@ -71,16 +71,15 @@ def _with_a_group(checkpoint: Checkpoint, notes: list[Note]) -> tuple[Checkpoint
     """One group of all parameters and no hyper-parameters, where the source has no optimizer."""
     if checkpoint.has_optimizer:
         return checkpoint, notes
-    if not checkpoint.origin.keeps_order:
-        raise AmbiguousSource(
-            f"{checkpoint.origin.path}: the names are not in the model's order, by which DeepSpeed "
-            "tells parameters apart; --like CHECKPOINT, of the job that will load it, or --model "
-            "package.module:factory gives it"
-        )
     detail = (
         f"not in the source: {WITHOUT_OPTIMIZER}; --like CHECKPOINT gives groups and "
         "hyper-parameters for a new optimizer, which loads with the second alone"
     )
+    if not checkpoint.origin.keeps_order:
+        detail += (
+            "; any other load goes by position, and the names are not in the model's order, which "
+            "--model gives"
+        )
     note = Note(NoteKind.UNVERIFIED, ("optimizer",), detail, of_job=True)
     group = ParamGroup(tuple(checkpoint.params), {})
     return replace(checkpoint, groups=(group,)), [*notes, note]
