@@ -79,7 +79,6 @@ class Jobs:
 
     def add(self, do: str, out: str, **more: Any) -> Path:
         path = self.root / out
-        path.parent.mkdir(exist_ok=True)
         self.listed.append({"do": do, "out": str(path), **more})
         return path
 
@@ -118,6 +117,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, source in WITHOUT_OPTIMIZER.items():
         suffix = ".pt" if name == "torch" else ""
         made[name] = jobs.convert(made[source], name, f"{name}{suffix}", weights_only=True)
+    jobs.add("sort", "hf/model.safetensors")
     _weights(jobs, made)
     for name, stage in ELASTIC_LOADS:
         config = configuration(stage, elastic_checkpoint=True)
@@ -137,8 +137,7 @@ def _weights(jobs: Jobs, made: Mapping[str, Path]) -> None:
     for flags, loads in ((WEIGHTS_ONLY, OF_WEIGHTS), (MODULE_ONLY, OF_MODULES)):
         for name, stage in loads:
             out, config = f"{next(iter(flags))}-{name}-{stage}", configuration(stage)
-            order = {"model": "training.zero_jobs:rich_net"} if name == "hf" else {}
-            jobs.load(made[name], out, config, RICH, flags=flags, convert={**only, **order})
+            jobs.load(made[name], out, config, RICH, flags=flags, convert=only)
     source = made["zero3_bf16"]
     for stage in (2, 3):
         config = configuration(stage, "bf16")

@@ -3,7 +3,8 @@
 torchrun --standalone --nproc-per-node W tests/training/live_jobs.py JOBS.json
 
 A job names what it does in `do`. `train`: a deepspeed run of `case`, the arguments of Case, which
-leaves `out/ckpt` and its truth. `convert`: ckpt.convert with the `arguments`. `load`: as
+leaves `out/ckpt` and its truth. `convert`: ckpt.convert with the `arguments`. `sort`: the names in
+the safetensors file `out` by the alphabet, as other libraries write them. `load`: as
 zero_jobs.py has it. `dropout`: a run under `strategy` whose ranks draw from random number
 generators of their own, begun anew with a save to `out/ckpt`, or resumed from `source`; every
 rank's losses go to `out/losses.json`. A job that fails on all ranks leaves a traceback in
@@ -23,6 +24,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[up]) for up in (1, 2)]
 import deepspeed
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -59,6 +62,16 @@ def convert(job: Mapping[str, Any]) -> None:
     """A conversion, by the first rank."""
     if rank() == 0:
         ckpt.convert(**job["arguments"])
+
+
+def sort(job: Mapping[str, Any]) -> None:
+    """The file again, written by safetensors itself."""
+    if rank() == 0:
+        file, before = Path(job["out"]), ckpt.open(job["out"]).order
+        with safe_open(file, "pt") as opened:
+            metadata = opened.metadata()
+        save_file(load_file(file), file, metadata)
+        assert ckpt.open(file).order != before
 
 
 # --- dropout ------------------------------------------------------------------------------------
@@ -203,6 +216,7 @@ def run_with_dropout(job: Mapping[str, Any]) -> None:
 DOES: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
     "train": train,
     "convert": convert,
+    "sort": sort,
     "load": load,
     "dropout": run_with_dropout,
 }

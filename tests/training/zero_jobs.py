@@ -30,7 +30,7 @@ from training.cases import Case
 from training.deepspeed_runs import gather_weights, gather_whole, open_deepspeed
 from training.leaving import run_and_leave
 from training.live import gather_buffers, group_meta, jsonable, mean_over_ranks, rank, world_size
-from training.model import FROZEN, RICH, ModelOptions, Net, batch, build, decay_groups
+from training.model import FROZEN, RICH, ModelOptions, batch, build, decay_groups
 from training.train import CLIENT, STEPS, run_case
 from training.wrap import make_optimizer, make_scheduler
 
@@ -69,11 +69,6 @@ WITHOUT_TRUTH = (
     _deepspeed("zero2_aligned_dealt", 2, config=ALIGNED_AND_DEALT),
 )
 """DeepSpeed 0.19.8 cannot be asked for whole tensors under round_robin_gradients; it only saves."""
-
-
-def rich_net() -> Net:
-    """For `--model`, where names are not in the model's order."""
-    return build(RICH)
 
 
 def train(out: Path) -> None:
