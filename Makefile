@@ -35,7 +35,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED) ## Move a script to two processes; train under ZeRO-3, convert, compare
 	docs/demo/run.sh
 
+# Every training process computes in one thread: they are tiny, and as many run as there are cores.
 .PHONY: test
+test: export OMP_NUM_THREADS := 1
 test: lint warm ## Lint, type-check and run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
