@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import PurePath
 
 import ckpt.by_rank as by_rank
 from ckpt.checks import step_of
@@ -158,7 +159,7 @@ class Job:
 
     def client_state(self, rank: int | None) -> dict[str, Plain]:
         """The rest of the job, which `load_checkpoint` hands back to the script."""
-        rest = _client(self.checkpoint)
+        rest = _client(self.checkpoint, self.copied)
         rest = rest if rank is None else by_rank.objects_of(rank, rest)
         named = named_objects(replace(self.checkpoint, objects=rest), OWN_KEYS)
         return {name: job_data(value) for name, value in named.items()}
@@ -180,7 +181,7 @@ class Job:
         """The files, with `latest` written last."""
         tag = self.tag
         latest = CommitFile(LATEST, lambda _spans: tag.encode())
-        notes = (*self.notes, *self.flattener.notes(), *_job_notes(self.checkpoint))
+        notes = (*self.notes, *self.flattener.notes(), *_job_notes(self.checkpoint, self.copied))
         return WritePlan(tuple(files), notes, (latest,), self.copied)
 
 
@@ -241,14 +242,16 @@ def _scheduler(checkpoint: Checkpoint) -> tuple[str | None, Plain]:
     return None, None
 
 
-def _client(checkpoint: Checkpoint) -> dict[str, Plain]:
-    """Everything that has no key of its own in a model_states file."""
+def _client(checkpoint: Checkpoint, copied: Sequence[CopiedFile]) -> dict[str, Plain]:
+    """Everything that has no key of its own in a model_states file, and no file beside it."""
+    objects = checkpoint.objects
     taken = {*LAYOUT_OBJECTS, *COUNTERS, "data_sampler", "random_ltd", _scheduler(checkpoint)[0]}
-    return {name: value for name, value in checkpoint.objects.items() if name not in taken}
+    taken |= {f.path if f.path in objects else PurePath(f.path).stem for f in copied}
+    return {name: value for name, value in objects.items() if name not in taken}
 
 
-def _job_notes(checkpoint: Checkpoint) -> list[Note]:
-    notes = plain_notes(_client(checkpoint), OWN_KEYS)
+def _job_notes(checkpoint: Checkpoint, copied: Sequence[CopiedFile]) -> list[Note]:
+    notes = plain_notes(_client(checkpoint, copied), OWN_KEYS)
     found, _ = _scheduler(checkpoint)
     if found is None and checkpoint.objects:
         detail = "none in the source: a job that has one needs load_lr_scheduler_states=False"

@@ -28,6 +28,14 @@ def test_a_trainers_folder_becomes_one_that_a_trainer_resumes_from(tmp_path: Pat
         assert (out / name).read_bytes() == (TRAINER / name).read_bytes()
 
 
+def test_what_goes_along_as_a_file_is_not_in_the_shards_too(tmp_path: Path) -> None:
+    once = ckpt.convert(TRAINER, "zero2", tmp_path / "once", world_size=2)
+    twice = ckpt.convert(once, "zero3", tmp_path / "twice", world_size=2)
+    names = {*ckpt.open(TRAINER).objects, "lr_scheduler"}  # out of scheduler.pt
+    assert {*ckpt.open(once).objects} == {*ckpt.open(twice).objects} == names
+    assert files(twice) == files(TRAINER)
+
+
 def test_random_states_of_other_ranks_stay_behind_and_that_is_said(tmp_path: Path) -> None:
     conversion = ckpt.prepare(TRAINER, "zero3", tmp_path / "out", world_size=3)
     (note,) = (n for n in conversion.notes if n.subjects == tuple(RANDOM))
