@@ -270,6 +270,14 @@ def _open(
     return open_checkpoint(path, param_order=order, need_optimizer=need_optimizer, **options)
 
 
+def _open_with_optimizer_if_clear(path: Path, **options: Any) -> Checkpoint:
+    """Without the optimizer, and with a note, where its parameters cannot be told apart."""
+    try:
+        return _open(path, need_optimizer=True, **options)
+    except CkptError:
+        return _open(path, need_optimizer=False, **options)
+
+
 @main.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--tensors", metavar="GLOB", help="List the tensors whose name matches.")
@@ -282,7 +290,7 @@ def inspect(path: Path, tensors: str | None, as_json: bool, **options: Any) -> N
     from ckpt.inspection import inspect as describe
     from ckpt.inspection import list_tensors
 
-    checkpoint = _open(path, need_optimizer=False, **options)
+    checkpoint = _open_with_optimizer_if_clear(path, **options)
     if tensors is not None:
         found = list_tensors(checkpoint, tensors)
         if as_json:
